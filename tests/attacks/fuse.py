@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import signal
 import stat
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from errno import EACCES, EAGAIN, EINTR, EIO, EMFILE, ENAMETOOLONG, ENOMEM, ENOSPC, EROFS, ESTALE, ETIMEDOUT
 from pathlib import Path
 from typing import NamedTuple
+
+from vmgahp.host import wait
 
 LOOKUP, FORGET, GETATTR, SETATTR, MKDIR, OPEN, READ, WRITE, STATFS = 1, 2, 3, 4, 9, 14, 15, 16, 17
 FLUSH, INIT, OPENDIR, INTERRUPT, CREATE, FORGETS = 25, 26, 27, 36, 35, 42
@@ -97,6 +100,26 @@ def mounted(place: Path, uid: int, behavior: Behavior) -> Iterator[None]:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         libc.umount2(bytes(place), _MNT_DETACH)
+
+
+@contextlib.contextmanager
+def held(directory: Path, page: Path, uid: int) -> Iterator[None]:
+    """Hold the lock of a directory by listing it, as a user, into the memory of a file that is never read."""
+    with mounted(page, uid, BEHAVIORS["it never answers a read or write"]):
+        if not (pid := os.fork()):
+            try:
+                os.setgid(uid)
+                os.setuid(uid)
+                memory = ctypes.c_char.from_buffer(mmap.mmap(os.open(page, os.O_RDWR), 4096, mmap.MAP_PRIVATE))
+                ctypes.CDLL(None).getdents64(os.open(directory, os.O_RDONLY), ctypes.byref(memory), 4096)
+            finally:
+                os._exit(0)
+        proc = Path(f"/proc/{pid}")
+        files = proc / "fd"  # after this one it makes one call
+        assert wait.until(lambda: any(each.samefile(directory) for each in files.iterdir()), 20, 0.01)
+        assert wait.until(lambda: "request_wait" in (proc / "wchan").read_text(), 20, 0.01)
+        yield
+    os.waitpid(pid, 0)
 
 
 def _serve(device: int, uid: int, behavior: Behavior, is_file: bool) -> None:

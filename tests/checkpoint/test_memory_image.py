@@ -95,14 +95,18 @@ def test_libvirtd_sees_no_head_of_the_jobs(cookie: bytes) -> None:
 
 
 def test_a_file_system_that_cannot_splice_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = os.urandom(3 << 20)
+    """Nor has one that keeps a splice waiting the lock of the pipe, with which libvirtd could not even open that."""
+    memory, seen = os.urandom(3 << 20), []
 
-    def refuse(*_: object, **__: object) -> int:
+    def refuse(_: int, target: int, *__: object, **___: object) -> int:
+        seen.append(os.fstat(target).st_ino)
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "splice", refuse)
     with stored(image() + memory) as file, substitute(file.fileno(), "<domain/>") as whole:
         assert Path(whole.path).read_bytes().endswith(b"QEVM" + memory)
+        assert os.stat(whole.path).st_ino not in seen
+    assert seen
 
 
 @pytest.mark.parametrize(("ahead", "said"), [(HEADER, "x"), (1 << 20, "operation failed: image magic is incorrect")])

@@ -22,6 +22,7 @@ from vmgahp.daemon import job_ad_file, server
 from vmgahp.daemon.job_ad_file import JobAdFile
 from vmgahp.host import budget, child
 from vmgahp.host.job_user import Identity
+from vmgahp.host.wait import Task
 from vmgahp.job.ad import JobAd
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.session import Call, Vm
@@ -504,11 +505,16 @@ def test_the_requirements_of_the_policy_hold_for_every_driver(scratch: Path) -> 
     assert "VM_POLICY_REQUIREMENTS" in (scratch / "vm_error.txt").read_text()
 
 
-def test_the_ad_is_evaluated_within_the_time_of_its_start(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = server.Server("simulated", str(scratch), {}, to_stderr=True), []
+def a_start(scratch: Path) -> tuple[server.Server, Call]:
+    made = server.Server("simulated", str(scratch), {}, to_stderr=True)
     made._settings, made._identity = Settings({}), Identity(os.geteuid(), os.getegid())
     call = Call(Vm(1), lifecycle.START, 1, 0.0)
     call.job = JobAd([("VM_WORKING_DIR", f'"{scratch}"')])
+    return made, call
+
+
+def test_the_ad_is_evaluated_within_the_time_of_its_start(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (made, call), seen = a_start(scratch), []
 
     def type_for(*_: object) -> str:
         seen.append(budget.current().left(float("inf")))
@@ -519,6 +525,21 @@ def test_the_ad_is_evaluated_within_the_time_of_its_start(scratch: Path, monkeyp
         made._start(call)
     made._leave_directory(1)
     assert seen[0] < made.session.start_timeout
+
+
+def test_a_start_that_waits_for_a_file_of_the_jobs_is_the_jobs_fault(scratch, monkeypatch) -> None:
+    """No deadline ends a read of a file whose lock another process holds."""
+    monkeypatch.setattr(server, "START_SHARE", 0.001)
+    made, call = a_start(scratch)
+    os.mkfifo(scratch / "memory")
+    with open(scratch / "memory", "r+b", buffering=0) as file:
+        monkeypatch.setattr("vmgahp.drivers.base.type_for", lambda *_: file.read(1).decode())
+        task = Task("the START", lambda: made._start(call))
+        until(lambda: call.late == errors.MISMATCHED, "it is the job's")
+        file.write(b"x")
+        assert task.wait(DEADLINE)
+    made._leave_directory(1)
+    assert f"waited for {scratch}/memory" in (scratch / "vm_error.txt").read_text()
 
 
 def test_the_hypervisor_in_memory_is_for_tests_only(scratch: Path) -> None:

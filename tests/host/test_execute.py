@@ -12,8 +12,9 @@ from threading import get_ident
 
 import pytest
 
+from tests.attacks import fuse
 from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
-from vmgahp.host import child, job_user
+from vmgahp.host import child, job_user, runtime_dir
 from vmgahp.host.job_user import Identity
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -228,6 +229,18 @@ def test_an_execute_that_hangs_is_given_up(scratch: Path, user: Identity, monkey
     monkeypatch.setattr(child, "DEADLINE", 0.2)
     monkeypatch.setattr(job_user, "_try_execute", lambda *_: time.sleep(10))
     assert "has not answered uid 0" in job_user.why(error(errno.EIO), str(scratch), user)
+
+
+@as_root
+def test_a_user_who_holds_the_lock_of_a_directory_holds_up_nothing(scratch, user, monkeypatch):
+    """Any user can hold that of a directory that all may list, such as EXECUTE and /run."""
+    (base := scratch.parent / "vmgahp").mkdir(0o711)
+    monkeypatch.setattr(runtime_dir, "ROOT_BASE", str(base))
+    monkeypatch.setattr(child, "DEADLINE", 5.0)
+    (page := scratch / "page").touch()
+    with fuse.held(scratch.parent, page, user.uid):
+        assert job_user.why(error(errno.EIO), str(scratch), user) == ""
+        job_user.as_root(user, lambda: runtime_dir.make_root_base() or -1)
 
 
 MOUNTED = {

@@ -258,12 +258,14 @@ def test_a_stop_does_not_wait_for_what_may_hang_for_good(client: Client) -> None
     assert client.session.vms == {}
 
 
-def test_a_vm_that_starts_too_late_is_stopped_again(client: Client) -> None:
+@pytest.mark.parametrize("answer", [errors.CRITICAL, errors.MISMATCHED])
+def test_a_vm_that_starts_too_late_is_stopped_again(client: Client, answer: str) -> None:
     client.start()
+    client.calls[0].late = answer
     client.session.expire(client.now + 399)
     assert client.results() == []
     client.session.expire(client.now + 400)
-    assert client.results() == ["1 1 VMGAHP_ERR_CRITICAL"]
+    assert client.results() == [f"1 1 {answer}"]
     client.end()
     assert [call.operation for call in client.calls] == [lifecycle.STOP]
     client.end()

@@ -127,16 +127,29 @@ class Pipe:
 
     def write_file(self, fd: int, offset: int) -> None:
         """Write a file from `offset` on: into the pipe go its pages in memory, and not a copy."""
-        try:
-            while count := os.splice(fd, self.descriptor, _CHUNK, offset_src=offset):
-                self.written += count
-                offset += count
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            while data := os.pread(fd, _CHUNK, offset):  # its file system cannot
-                self.write(data)
-                offset += len(data)
+        # By way of a pipe of its own: a splice has the lock of its pipe while it waits for the file, which processes of
+        # the job's user can hold up, and with this pipe's it would hold up libvirtd.
+        taking, giving = os.pipe()
+        with Opened(taking), Opened(giving):
+            _enlarge(giving)
+            try:
+                while count := os.splice(fd, giving, _CHUNK, offset_src=offset):
+                    offset += count
+                    while count:
+                        moved = os.splice(taking, self.descriptor, count)
+                        self.written += moved
+                        count -= moved
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                while data := os.pread(fd, _CHUNK, offset):  # its file system cannot
+                    self.write(data)
+                    offset += len(data)
+
+
+def _enlarge(pipe: int) -> None:
+    with suppress(OSError):  # a user has a limited size for all pipes: it is only slower
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
 
 
 Rest = Callable[[Pipe], None]
@@ -175,8 +188,7 @@ class Substitute:
                 opened.append(os.open(self.path, flags))
             self._reading, writing = opened
             self._pipe = Pipe(writing)
-            with suppress(OSError):  # a user has a limited size for all pipes: it is only slower
-                fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
+            _enlarge(writing)
             self._thread = wait.start_thread("the memory image", copy_context().run, feed)  # in the budget of the START
         except BaseException:
             for descriptor in opened:

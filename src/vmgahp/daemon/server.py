@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from _thread import allocate_lock, start_new_thread
+from _thread import allocate_lock, get_native_id, start_new_thread
 
 from vmgahp import config, errors, lifecycle
 from vmgahp.host import job_user
@@ -422,11 +422,33 @@ class Server:
         assert call.job is not None
         with self._configuring:  # wait for the user as whom the ad is evaluated
             pass
-        with Budget(START_SHARE * self.session.start_timeout):
+        from vmgahp.host import wait  # before the first reply it would cost too much
+
+        seconds, thread = START_SHARE * self.session.start_timeout, get_native_id()
+        with Budget(seconds), wait.overseen("the START", seconds, lambda: self._judge(call, thread)):
             machine = self._start_job(call, call.job)
         self._machines[call.vm.id] = machine
         if self._ending:
             self._destroy(machine)
+
+    def _judge(self, call: Call, thread: int) -> None:
+        """Find out if a START, which has no time left, waits for a file of the job's, for which there is no deadline.
+
+        Processes of the job's user can hold the lock of such a file for ever.
+        """
+        from vmgahp.host import proc
+
+        directory, _ = self._directories.get(call.vm.id, ("", None))
+        path = proc.awaited_file(thread)
+        if call.late != errors.CRITICAL or self._identity is None or not directory or not path.startswith(directory):
+            return
+        problem, hint = f"The START has waited for {path} too long.", "see what the job's processes do with that file."
+        error = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        fault = job_user.blame(error, directory, self._identity, problem, hint)
+        self.log.always(fault.render())
+        if isinstance(fault, errors.JobFault):
+            call.late = fault.code
+            self._explain(call, fault)
 
     def _start_job(self, call: Call, job: "JobAd") -> "Machine":
         if self._identity is not None:

@@ -496,9 +496,15 @@ def _try_execute(execute: bytes, name: bytes, is_about_room: bool) -> int:
         room = os.statvfs(above)
         if is_about_room and room.f_bavail * room.f_frsize < LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.open(name, flags, 0o600, dir_fd=above)
+            try:
+                # Without a name it waits for no lock of the directory, which any user who lists that can hold for ever.
+                file, name = os.open(b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=above), b""
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # its file system has none
+                    raise
+                file = os.open(name, flags, 0o600, dir_fd=above)
         except OSError as error:
             if error.errno in _NO_VERDICT:
                 return -1
@@ -508,7 +514,8 @@ def _try_execute(execute: bytes, name: bytes, is_about_room: bool) -> int:
             os.fsync(file)
         finally:
             os.close(file)
-            os.unlink(name, dir_fd=above)
+            if name:
+                os.unlink(name, dir_fd=above)
     return -1
 
 

@@ -40,6 +40,18 @@ def command_line(pid: int) -> bytes:
     return _read(pid, "cmdline")
 
 
+def awaited_file(thread: int) -> str:
+    """Return the file for which a thread of this process waits, if its system call began with that file's descriptor.
+
+    Empty for none (``/proc/PID/syscall``, proc_pid_syscall(5)).
+    """
+    try:
+        with open(f"/proc/self/task/{thread}/syscall") as file:
+            return os.readlink(f"/proc/self/fd/{int(file.read().split()[1], 16)}")
+    except (OSError, IndexError, ValueError):
+        return ""
+
+
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of proc_pid_stat(5) from the third, the state; none if there is no such process."""
     # The second field is the program's name in brackets, and may hold anything.

@@ -231,10 +231,11 @@ def listen(listener: socket.socket, path: str, owner: tuple[int, int]) -> None:
 
 def make_root_base() -> None:
     """Make sure of a directory through which every user may pass and to which only root may write."""
-    try:
-        os.mkdir(ROOT_BASE, 0o711)
-        os.chmod(ROOT_BASE, 0o711)  # noqa: S103 - whatever the umask is
-    except FileExistsError:
-        there = os.lstat(ROOT_BASE)
-        if not S_ISDIR(there.st_mode) or there.st_uid != 0 or there.st_mode & 0o022:
-            raise PermissionError(1, "others than root may write there") from None
+    # To make one, even one that is there, waits for a lock of /run that any user who lists /run can hold for ever.
+    if not os.path.lexists(ROOT_BASE):
+        with suppress(FileExistsError):
+            os.mkdir(ROOT_BASE, 0o711)
+            os.chmod(ROOT_BASE, 0o711)  # noqa: S103 - whatever the umask is
+    there = os.lstat(ROOT_BASE)
+    if not S_ISDIR(there.st_mode) or there.st_uid != 0 or there.st_mode & 0o022:
+        raise PermissionError(1, "others than root may write there")

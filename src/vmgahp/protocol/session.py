@@ -69,6 +69,8 @@ class Call:
         self.asked = asked
         self.answered = False
         """True once the client has its answer. After a timeout the outcome still changes the VM's state."""
+        self.late = errors.CRITICAL
+        """The answer of a call that takes too long."""
         self.state = target.state
         self.job: JobAd | None = None
 
@@ -193,7 +195,7 @@ class Session:
                 self._result(call, True, *target.last_status)
             else:
                 self._log(f"{call.operation} of VM {target.id} has taken {now - call.asked:.0f} s, too long")
-                self._result(call, False, errors.CRITICAL)
+                self._result(call, False, call.late)
         for target in {call.vm for call in late}:
             self._advance(target)
 
