@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.conftest import JOB_UID
 from tests.lab.guest import counts, make_guest
 from tests.lab.libvirtd_watch import URI
-from tests.peer import Peer
+from tests.peer import DEADLINE, Peer
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
@@ -35,6 +36,16 @@ def counted(job: JobAd, console: str = "vm_console.log") -> int:
     """How far the guest that counts has come, by its console."""
     path = Path(job.working_dir(), console)
     return max(counts(path.read_bytes()), default=0) if path.exists() else 0
+
+
+def content_of(image: Path, image_format: str) -> bytes:
+    """The content of a disk, by qemu-img."""
+    raw = image.parent.parent / f"{image.name}.raw"
+    command = ["qemu-img", "convert", "-f", image_format, "-O", "raw", image, raw]
+    subprocess.run(command, check=True, timeout=DEADLINE)
+    content = raw.read_bytes()
+    raw.unlink()
+    return content
 
 
 def does(peer: Peer, *commands: str) -> None:
@@ -134,5 +145,4 @@ def any_hypervisor(scratch: Path) -> Iterator[AnyHypervisor]:
     import libvirt
 
     with contextlib.closing(libvirt.open(TEST_URI)), AnyHypervisor(scratch.parent, Settings(ANY), WHO) as subject:
-        assert isinstance(subject, AnyHypervisor)
         yield subject

@@ -141,10 +141,6 @@ class EmulatedMachine(Opened):
         """A shell there for a person; its exit status."""
         return subprocess.run([*self._ssh, "-t", "root@127.0.0.1"]).returncode
 
-    def environment(self) -> dict[str, str]:
-        """Nothing of the caller's environment: neither its settings nor its Python."""
-        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
-
     # ---- files ----------------------------------------------------------------------------------
 
     def write(self, inside: str, data: bytes, owner: str = "root", mode: int = 0o644) -> None:

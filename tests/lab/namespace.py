@@ -91,6 +91,10 @@ class Opened:
     def close(self) -> None:
         raise NotImplementedError
 
+    def environment(self) -> dict[str, str]:
+        """Nothing of the caller's environment: neither its settings nor its Python."""
+        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
+
     def __enter__(self) -> Self:
         try:
             self.open()
@@ -185,15 +189,10 @@ class Namespace(Opened):
             raise LabError(f"{' '.join(argv)} in the namespace: exit {done.returncode}\n{output}")
         return done
 
-    def popen(self, *argv: str, user: str | None = None, cwd: str = "/", **options: Any) -> subprocess.Popen[str]:
+    def popen(self, *argv: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command in the namespace, with pipes or files as the caller wants them."""
-        return subprocess.Popen(
-            self.command(argv, user, cwd), env=self.environment(), text=True, errors="replace", **options
-        )
-
-    def environment(self) -> dict[str, str]:
-        """Nothing of the caller's environment: neither its settings nor its Python."""
-        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
+        environ = self.environment()
+        return subprocess.Popen(self.command(argv), env=environ, text=True, errors="replace", **options)
 
     def path(self, inside: str) -> Path:
         """The host's name of a file in the namespace, while it stands."""

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tests.lab.programs import a_program
+
 DOMAIN_XML = """\
 <domain type='qemu'>
   <name>{name}</name>
@@ -29,6 +31,4 @@ sed -e "s|{name}|$(value VMPARAM_VM_NAME)|" -e "s|{memory}|$(value JobVMMemory)|
 def describe(directory: Path) -> None:
     """Put HTCondor's description of an emulated guest, and the script that fills it, into what is /lab inside."""
     (directory / "domain.xml").write_text(DOMAIN_XML)
-    script = directory / "describe-vm"
-    script.write_text(SCRIPT)
-    script.chmod(0o755)
+    a_program(directory / "describe-vm", SCRIPT)

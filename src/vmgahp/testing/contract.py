@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import pytest
 
@@ -75,7 +75,7 @@ class Subject(ABC):
         self._machines: list[Machine] = []
         self._jobs: list[JobAd] = []
 
-    def __enter__(self) -> Subject:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -111,12 +111,12 @@ def ad_of(text: str, scratch: Path) -> JobAd:
     return JobAd([("VM_WORKING_DIR", f'"{scratch}"'), *(attributes(text) | proc).items()])
 
 
-def driver_at(scratch: Path, vm_type: str = "kvm", **settings: object) -> LibvirtDriver:
+def driver_at(scratch: Path) -> LibvirtDriver:
     """The daemon's driver, for jobs in a scratch directory."""
     from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
-    made = config.load(environment(vm_type, scratch, **MACHINE | settings))
-    return LibvirtDriver(vm_type, made, jobs.owner(scratch), lambda _line: None)
+    made = config.load(environment("kvm", scratch, **MACHINE))
+    return LibvirtDriver("kvm", made, jobs.owner(scratch), lambda _line: None)
 
 
 def defined(connection: libvirt.virConnect, domain: str) -> str:

@@ -152,6 +152,12 @@ def image(path: Path, form: str, *options: str) -> None:
     subprocess.run(["qemu-img", *command], check=True, capture_output=True)
 
 
+def overlay(path: str, on: object, form: str = "qcow2", on_form: str = "qcow2", *, is_there: bool = True) -> None:
+    """An image upon another one, which perhaps only the execute machine has."""
+    command = ["qemu-img", "create", "-q", "-f", form, "-b", str(on), "-F", on_form]
+    subprocess.run([*command, path] if is_there else [*command, "-u", path, "1M"], check=True)
+
+
 def stream(path: Path) -> None:
     """A compressed VMDK, as exporters write it."""
     image(path, "vmdk", "-o", "subformat=streamOptimized")

@@ -12,6 +12,7 @@ import pytest
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, part
 from tests.commands.support import absent
+from tests.lab.programs import a_program
 from tests.peer import VMGAHP
 from vmgahp.commands.submit.report import Outcome
 
@@ -76,9 +77,8 @@ def test_a_name_that_says_raw_of_what_begins_otherwise_is_asked_about(home, disk
 
 def test_what_only_its_content_calls_qcow2_names_no_other_file(home, disk, refused):
     """A guest may have written it into a raw image."""
-    make_overlay = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", f"{home}/disk.qcow2", "-F", "qcow2"]
     for name in ("top.img", "top.qcow2"):
-        subprocess.run([*make_overlay, name], check=True)
+        samples.overlay(name, home / "disk.qcow2")
     assert "overlay of" in refused("disk", "top.img", *MEMORY)
     assert disk("top.img", "--format", "qcow2")[0] == disk("top.qcow2")[0].replace("top.qcow2", "top.img")
 
@@ -86,10 +86,8 @@ def test_what_only_its_content_calls_qcow2_names_no_other_file(home, disk, refus
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_of_one_that_is_interrupted(home, number):
     os.mkfifo(home / "ready")
-    xz = home / "bin" / "xz"
-    xz.parent.mkdir()
-    xz.write_text(f"#!/bin/sh\nhead -c 3000000 /dev/zero; echo > {home}/ready; exec sleep 600\n")
-    xz.chmod(0o755)
+    (home / "bin").mkdir()
+    xz = a_program(home / "bin/xz", f"head -c 3000000 /dev/zero; echo > {home}/ready; exec sleep 600")
     (home / "x.img.xz").write_bytes(lzma.compress(CONTENT))
     command = [*VMGAHP, "submit", "disk", "x.img.xz", *MEMORY]
     running = subprocess.Popen(command, env=os.environ | {"PATH": f"{xz.parent}:{os.environ['PATH']}"})

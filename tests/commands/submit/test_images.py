@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.submit import samples
-from tests.commands.submit.samples import changed
+from tests.commands.submit.samples import changed, overlay
 from tests.commands.support import absent
 from vmgahp.commands.submit import images
 from vmgahp.commands.submit.report import SubmitError, Summary
@@ -25,10 +25,6 @@ DOMAIN = """\
 
 def qemu_img(*words):
     subprocess.run(["qemu-img", *words], check=True, capture_output=True)
-
-
-def overlay(path, backing, *words):
-    qemu_img("create", "-q", "-f", "qcow2", "-b", backing, "-F", "qcow2", *words, path, *["1M"] * bool(words))
 
 
 @pytest.fixture
@@ -89,13 +85,13 @@ def test_an_image_that_has_to_be_made_anew_stays(home, submit, domain):
 )
 @pytest.mark.parametrize("words", [(), ("--convert",)])
 def test_an_overlay_of_what_is_no_file_is_refused(home, refused, backing, words):
-    overlay("top.qcow2", backing, "-u")
+    overlay("top.qcow2", backing, is_there=False)
     said = refused("disk", "top.qcow2", *MEMORY, *words)
     assert f"its backing file is {backing}, which is no plain file" in said
 
 
 def test_an_overlay_of_what_only_the_execute_machine_has_is_written(home, submit):
-    overlay("top.qcow2", "/machines/base.qcow2", "-u")
+    overlay("top.qcow2", "/machines/base.qcow2", is_there=False)
     assert "overlay of /machines/base.qcow2" in submit("disk", "top.qcow2", *MEMORY, lax=False)[1]
 
 

@@ -5,6 +5,7 @@ The file is a writer's, the lines are read by HTCondor, the domain by libvirt, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -176,9 +177,6 @@ def test_a_machine_comes_back_as_it_was_or_the_report_says_what_did_not(dialect,
 def judged(scratch: Path, text: str, connection: libvirt.virConnect) -> Seen:
     """The machine that libvirt would run of a submit file."""
     oracle.bring(text, scratch)
-    driver = oracle.driver_at(scratch)
-    try:
+    with contextlib.closing(oracle.driver_at(scratch)) as driver:
         domain = driver.describe(oracle.ad_of(text, scratch))
-    finally:
-        driver.close()
     return oracle.seen(oracle.defined(connection, domain))

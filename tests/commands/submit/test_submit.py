@@ -13,6 +13,7 @@ import pytest
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed
 from tests.commands.support import absent
+from tests.lab.programs import a_program
 from vmgahp.cli import main
 from vmgahp.commands.submit import conversion, images
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, name_devices
@@ -232,9 +233,7 @@ def test_options_that_make_no_sense_together_are_refused(home, capsys, words, sa
 
 def test_submit_runs_condor_submit(home, monkeypatch):
     (home / "bin").mkdir()
-    script = home / "bin" / "condor_submit"
-    script.write_text('#!/bin/sh\ncp "$1" submitted\nexit 7\n')
-    script.chmod(0o755)
+    a_program(home / "bin/condor_submit", 'cp "$1" submitted\nexit 7')
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
     assert main(["vmgahp", "submit", "disk", "disk.qcow2", "--memory", "1G", "--submit"]) == 7
     assert (home / "submitted").read_text() == (home / "disk.sub").read_text()
@@ -365,9 +364,7 @@ def test_a_file_of_ones_own_says_where_its_images_are(home, submit, word, source
 
 def test_an_overlay_of_a_stranger_is_refused(home, submit, refused):
     """With --convert, its backing file would be in the copy."""
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "/etc/hostname", "-F", "raw", "disk.qcow2"]
-    os.unlink("disk.qcow2")
-    subprocess.run(command, check=True)
+    samples.overlay("disk.qcow2", "/etc/hostname", on_form="raw")
     for more in ([], ["--convert"]):
         assert "it is an overlay of /etc/hostname" in refused("libvirt-xml", "domain.xml", *more)
     assert "overlay of /etc/hostname" in submit("libvirt-xml", "domain.xml", "--own")[1]

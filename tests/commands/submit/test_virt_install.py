@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
+from tests.commands.submit.samples import overlay
 from tests.commands.support import absent
+from tests.lab.programs import a_program
 from vmgahp.commands.submit import libvirt_xml
 from vmgahp.commands.submit.report import SubmitError
 
@@ -45,9 +47,8 @@ def program(home, monkeypatch):
 
     def stand_in(*domains, text=""):
         (home / "printed").write_text("".join(domains))
-        path = home / "bin/virt-install"
-        path.write_text(text or f'#!/bin/sh\nfor word; do echo "$word"; done > {home}/words\nexec cat {home}/printed\n')
-        path.chmod(0o755)
+        prints = f'for word; do echo "$word"; done > {home}/words\nexec cat {home}/printed'
+        a_program(home / "bin/virt-install", text or prints)
 
     stand_in(domain(DISK.format(home / "disk.qcow2", "vda")))
     return stand_in
@@ -131,8 +132,7 @@ def test_a_disk_that_begins_with_an_image_is_a_copy_of_it(home, program, install
 )
 def test_a_disk_that_cannot_begin_with_an_image_is_not_made(home, program, install, words, problem):
     (home / "base.img").write_text("no disk\n" * 512)
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-b", "nbd://localhost/x", "-F", "raw", "top.qcow2"]
-    subprocess.run([*command, "1M"], check=True)
+    overlay("top.qcow2", "nbd://localhost/x", on_form="raw", is_there=False)
     program(domain(DISK.format("/nonexistent/new.qcow2", "vda")))
     assert problem in install("--disk", f"new.qcow2,size=1,{words}", status=1)[1]
     assert not (home / "new.qcow2").exists()

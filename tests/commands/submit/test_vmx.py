@@ -1,7 +1,5 @@
 """`vmgahp submit vmx`: the boot order, the drives that are none, encryption, and the report of every entry."""
 
-import subprocess
-
 import pytest
 
 from tests.commands.submit import samples
@@ -185,8 +183,7 @@ def test_a_disk_that_another_machine_had_elsewhere_may_be_beside_the_vmx(home, o
 
 
 def test_a_vm_of_ones_own_with_snapshots_is_converted_to_one_disk(home, of):
-    command = ["qemu-img", "create", "-q", "-f", "vmdk", "-F", "vmdk", "-b", "machine.vmdk", "machine-000001.vmdk"]
-    subprocess.run(command, check=True)
+    samples.overlay("machine-000001.vmdk", "machine.vmdk", "vmdk", "vmdk")
     entries = HEAD | drive("sata0:0", "machine-000001.vmdk")
     assert "say --own --convert" in of(entries, status=1)[1]
     read, _ = of(entries, "--own", "--convert")

@@ -13,8 +13,10 @@ import pytest
 
 from tests import jobs
 from tests.conftest import JOB_UID
-from tests.drivers.support import WHO, needs_qemu
+from tests.drivers.libvirt.support import mounted
+from tests.drivers.support import WHO, content_of, needs_qemu
 from tests.lab.guest import BANNER, make_guest
+from tests.lab.programs import a_program
 from tests.lab.vmware import count_on, vmware
 from vmgahp import errors, findings, lifecycle, vm_types
 from vmgahp.config import Settings
@@ -108,14 +110,6 @@ def image(path: Path, image_format: str, *, content: bytes = b"", options: str =
     raw.unlink()
     own(path)
     return path
-
-
-def content(path: Path, image_format: str) -> bytes:
-    raw = path.with_name(path.name + ".look")
-    subprocess.run(["qemu-img", "convert", "-f", image_format, "-O", "raw", path, raw], check=True)
-    data = raw.read_bytes()
-    raw.unlink()
-    return data
 
 
 def files(scratch: Path) -> dict[str, bytes]:
@@ -366,7 +360,7 @@ def test_an_image_becomes_what_the_type_can_use(scratch, stand_ins, vm_type, mad
     name = f"disk.x.{expected}"
     assert made == ["disk.x", name]
     assert told == f"{name}:sda:w:{expected}"
-    assert content(scratch / name, expected)[: len(data)] == data
+    assert content_of(scratch / name, expected)[: len(data)] == data
     assert (scratch / name).stat().st_uid == WHO.uid
     assert any("100 %" in line for line in LOG)
 
@@ -389,13 +383,6 @@ def test_a_job_that_is_to_be_saved_gets_an_image_with_which_it_can(scratch: Path
 
 
 @pytest.mark.qemu
-def test_where_the_administrator_wants_no_conversions(scratch: Path, stand_ins: type[StandIn]) -> None:
-    image(scratch / "disk.vhdx", "vhdx")
-    wanted = job(scratch, "disk.vhdx:vda:w:vhdx")
-    refused(wanted, "kvm, vmrun", match="VM_ANY_CONVERT is false", VM_ANY_CONVERT="false")
-
-
-@pytest.mark.qemu
 def test_an_image_elsewhere_is_converted_only_to_be_read(scratch: Path, stand_ins: type[StandIn]) -> None:
     shared = scratch.parent / "shared"
     shared.mkdir(mode=0o755)
@@ -404,7 +391,7 @@ def test_an_image_elsewhere_is_converted_only_to_be_read(scratch: Path, stand_in
     refused(job(scratch, f"{disk}:vda:rs:vhdx"), "kvm", match="other VMs use it")
     driver("kvm").start(job(scratch, f"{disk}:vda:r:vhdx"))
     assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == "disk.vhdx.qcow2:vda:r:qcow2"
-    assert content(scratch / "disk.vhdx.qcow2", "qcow2")[:4] == b"data"
+    assert content_of(scratch / "disk.vhdx.qcow2", "qcow2")[:4] == b"data"
 
 
 @pytest.mark.qemu
@@ -419,10 +406,12 @@ def test_what_is_of_that_name_already_is_not_overwritten(scratch: Path, stand_in
 
 
 @pytest.mark.qemu
-def test_a_start_that_fails_leaves_the_directory_as_it_was(scratch: Path, stand_ins: type[StandIn]) -> None:
+def test_where_conversions_are_not_wanted_or_in_vain_no_copy_stays(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vhdx", "vhdx")
+    wanted = job(scratch, "disk.vhdx:vda:w:vhdx")
+    refused(wanted, "kvm, vmrun", match="VM_ANY_CONVERT is false", VM_ANY_CONVERT="false")
     stand_ins.refuses |= {"kvm": "not this", "vmrun": "nor that"}
-    refused(job(scratch, "disk.vhdx:vda:w:vhdx"), "kvm, vmrun", match=r"kvm: not this. vmrun: nor that.")
+    refused(wanted, "kvm, vmrun", match=r"kvm: not this. vmrun: nor that.")
 
 
 @pytest.mark.qemu
@@ -451,14 +440,9 @@ def small(scratch: Path) -> Iterator[Path]:
     """A scratch directory on a file system of 16 MiB."""
     if os.getuid() != 0:
         pytest.skip("needs root")
-    place = scratch.parent / "small"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "small", place], check=True)
-    try:
+    with mounted(scratch.parent / "small", "size=16m,mode=755") as place:
         own(place)
         yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 @pytest.mark.qemu
@@ -484,9 +468,8 @@ def test_room_is_looked_at_first(small: Path, stand_ins: type[StandIn], place: s
 def test_a_conversion_without_end(scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     image(scratch / "disk.vhdx", "vhdx")
     real = shutil.which("qemu-img")
-    slow = scratch.parent / "qemu-img"  # where the job's user finds it too
-    slow.write_text(f'#!/bin/sh\n[ "$1" = convert ] && exec sleep 1000\nexec {real} "$@"\n')
-    slow.chmod(0o755)
+    # Where the job's user finds it too.
+    slow = a_program(scratch.parent / "qemu-img", f'[ "$1" = convert ] && exec sleep 1000\nexec {real} "$@"')
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr("vmgahp.drivers.any.START_EXTRA", 0.0)
     refused(job(scratch, "disk.vhdx:vda:w:vhdx"), "kvm", match="had not ended after", VM_GAHP_REQ_TIMEOUT="1")
@@ -506,7 +489,7 @@ def test_it_restarts_by_the_same_type_with_the_same_image(scratch: Path, stand_i
     driver("kvm, vmrun").start(wanted)
     assert [vm_type for vm_type, _ in stand_ins.started] == ["vmrun", "vmrun"]
     assert stand_ins.started[1][1].string("VMPARAM_vm_Disk") == "disk.vhdx.vmdk:vda:w:vmdk"
-    assert content(scratch / "disk.vhdx.vmdk", "vmdk").startswith(b"what the guest wrote")
+    assert content_of(scratch / "disk.vhdx.vmdk", "vmdk").startswith(b"what the guest wrote")
 
 
 @pytest.mark.qemu
@@ -532,7 +515,7 @@ def test_without_one_another_type_takes_the_image_that_was_written_to(scratch: P
     driver("kvm, vmrun").start(wanted)
     assert [vm_type for vm_type, _ in stand_ins.started] == ["kvm", "vmrun"]
     assert stand_ins.started[1][1].string("VMPARAM_vm_Disk") == "disk.vhdx.qcow2.vmdk:vda:w:vmdk"
-    assert content(scratch / "disk.vhdx.qcow2.vmdk", "vmdk").startswith(b"what the guest wrote")
+    assert content_of(scratch / "disk.vhdx.qcow2.vmdk", "vmdk").startswith(b"what the guest wrote")
     stand_ins.broken.clear()
     driver("kvm, vmrun").start(wanted)
     assert stand_ins.started[2][0] == "vmrun", "the type that it had last"
@@ -658,9 +641,9 @@ def test_a_real_guest_runs_from_any_image(scratch: Path, made_as: str, options: 
     run_to_its_end(driver("vmrun, qemu"), job(scratch, f"{name}:vda:w"))
     assert (scratch / "vm_console.log").read_text().count(BANNER) == 1
     written, _, image_format = used.partition(":")
-    assert content(scratch / written, image_format)[512:513] == b"1", "the guest's count"
+    assert content_of(scratch / written, image_format)[512:513] == b"1", "the guest's count"
     if written != name:
-        assert content(scratch / name, made_as)[512:513] == b"\0", "the job's own image is as it was"
+        assert content_of(scratch / name, made_as)[512:513] == b"\0", "the job's own image is as it was"
 
 
 @pytest.mark.qemu

@@ -70,9 +70,12 @@ class Job:
     def own(self, *paths: Path) -> None:
         jobs.own(self.scratch, *paths)
 
-    def put(self, name: str, text: str) -> None:
-        (self.scratch / name).write_text(text)
-        self.own(self.scratch / name)
+    def put(self, name: str | Path, content: str | bytes) -> Path:
+        """A file of the job's, in the scratch directory if its name is no full path."""
+        path = self.scratch / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        self.own(path)
+        return path
 
     def ad(self, *more: str) -> list[str]:
         disk = '"guest.img:hda:w:raw"'
@@ -157,8 +160,8 @@ def running(job: Job, *more: str, **settings: object) -> Iterator[Peer]:
 
 
 def run_to_its_end(peer: Peer, job: Job) -> dict[str, object]:
-    """Wait for the guest to power itself off: what the exit file says."""
-    until(lambda: job.domain() is None, "the guest powers itself off")
+    """Wait for the end of the guest, which HTCondor has not asked for: what the exit file says."""
+    until(lambda: job.domain() is None, "the guest ends")
     assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
     return job.exit_file()
 
@@ -374,13 +377,6 @@ def mounted(directory: Path, options: str) -> Iterator[Path]:
         yield directory
     finally:
         subprocess.run(["umount", "-l", directory], check=True)
-
-
-def a_program(path: Path, text: str) -> Path:
-    """A shell script that everybody may run."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
 
 
 def overlay(job: Job, name: str | Path, base: str | Path, base_format: str = "raw") -> Path:

@@ -42,6 +42,11 @@ def away() -> libvirt.libvirtError:
     return libvirt_error(libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed")
 
 
+def lose(_connection: libvirt.virConnect) -> None:
+    """Ask what libvirtd hangs up at."""
+    raise away()
+
+
 class Inside:
     """A call that stays inside of libvirt until it is told to leave."""
 
@@ -72,13 +77,13 @@ def test_a_connection_in_use_is_not_closed_by_another_call_that_loses_its_own(wa
     inside = Inside(way.call)
     lost: list[libvirt.virConnect] = []
 
-    def lose(connection: libvirt.virConnect) -> str:
+    def lose_once(connection: libvirt.virConnect) -> str:
         if not lost:
             lost.append(connection)
             raise away()
         return str(connection.getType())
 
-    assert way.call(lose) == "TEST"
+    assert way.call(lose_once) == "TEST"
     inside.end()
     assert (inside.alive_at_the_end, inside.times) == (True, 1)
 
@@ -173,12 +178,8 @@ def test_what_may_be_done_twice_is_done_again_on_another_connection(way: Libvirt
 
 def test_it_is_not_done_again_for_ever(way: LibvirtConnection) -> None:
     way.deadline = 1
-
-    def ask(_connection: libvirt.virConnect) -> None:
-        raise away()
-
     with pytest.raises(errors.MachineFault, match=r"cannot be reached|does not answer"):
-        way.call(ask)
+        way.call(lose)
 
 
 def test_a_daemon_that_libvirtd_does_not_reach_is_no_lost_connection(way: LibvirtConnection) -> None:
@@ -217,11 +218,8 @@ def test_where_nobody_listens_is_given_up_before_one_that_is_slow_to_answer(way,
 
 
 def test_what_must_not_be_done_twice_is_lost(way: LibvirtConnection) -> None:
-    def save(_connection: libvirt.virConnect) -> None:
-        raise away()
-
     with pytest.raises(faults.ConnectionLost) as raised:
-        way.once(save)
+        way.once(lose)
     assert faults.is_connection_loss(raised.value)
     assert type(faults.from_libvirt(raised.value, "saving it")) is errors.MachineFault
     assert way.once(lambda opened: opened.getType()) == "TEST"
@@ -243,7 +241,7 @@ def test_events_are_heard_once_however_many_connections_there_are(way: LibvirtCo
 
 def test_events_are_heard_again_after_a_loss(way: LibvirtConnection) -> None:
     with pytest.raises(faults.ConnectionLost):
-        way.once(lambda _opened: (_ for _ in ()).throw(away()))
+        way.once(lose)
     uuid = a_vm(way)
     watch = way.watch(uuid, "test")
     way.call(lambda opened: opened.lookupByUUIDString(uuid).destroy())

@@ -10,6 +10,7 @@ import pytest
 
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import MAC, OTHER_MAC, USER_NETWORK, WANTS, Job, done, evict, refused, running, until
+from tests.lab.programs import a_program
 from tests.peer import Peer
 from vmgahp import errors, findings
 from vmgahp.commands.submit.machine import Guest, GuestNic, card_name
@@ -39,8 +40,10 @@ def has_firmware_memory(job: Job) -> bool:
 # Firmware
 
 
-def test_a_guest_boots_by_uefi_and_its_firmwares_memory_goes_with_it(job: Job) -> None:
-    with running(job, *UEFI) as peer:
+def test_a_guest_of_uefi_goes_on_from_its_checkpoint_and_its_firmwares_memory_goes_with_it(
+    job: Job, elsewhere: Path
+) -> None:
+    with running(job, WANTS, *UEFI) as peer:
         assert job.live().find("os/loader") is not None
         assert has_firmware_memory(job)
         until(lambda: firmware_speaks(job), "the firmware comes to its end")
@@ -48,20 +51,15 @@ def test_a_guest_boots_by_uefi_and_its_firmwares_memory_goes_with_it(job: Job) -
         assert has_firmware_memory(job)
         done(peer, "RESUME")
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        done(peer, "STOP")
-        assert not has_firmware_memory(job)
-
-
-def test_a_guest_of_uefi_goes_on_from_its_checkpoint(job: Job, elsewhere: Path) -> None:
-    with running(job, WANTS, *UEFI) as peer:
-        until(lambda: firmware_speaks(job), "the firmware comes to its end")
         evict(peer)
     assert not has_firmware_memory(job)
     support.moved(job, elsewhere)
     with running(job, WANTS, *UEFI) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
+        assert has_firmware_memory(job)
+        done(peer, "STOP")
+        assert not has_firmware_memory(job)
         assert "continues from its saved memory" in peer.quit()
-    assert not has_firmware_memory(job)
 
 
 def test_secure_boot_knows_its_keys(job: Job) -> None:
@@ -91,9 +89,7 @@ def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
     if os.uname().machine == "aarch64":
         pytest.skip("needs x86-64")
     disks = 'VMPARAM_vm_Disk = "guest.img:vda:w:raw,seed.iso:sdb:r:iso"'
-    seed = job.scratch / "seed.iso"
-    seed.write_bytes(bytes(1 << 16))
-    job.own(seed)
+    job.put("seed.iso", bytes(1 << 16))
     more = ("JobVMMemory = 256", "JobVMVNCConsole = true", "VMPARAM_vm_TPM = true")
     with running(job, 'VMPARAM_vm_Arch = "aarch64"', disks, *more, VM_ALLOW_EMULATION=True):
         assert job.live().find("os/type").get("arch") == "aarch64"
@@ -144,7 +140,7 @@ def test_a_server_that_was_killed_leaves_no_tpm_and_no_memory_of_a_firmware(job:
 
 
 def test_a_tpm_that_does_not_work_fails_the_start_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = support.a_program(job.scratch.parent / "swtpm", "exit 1")
+    program = a_program(job.scratch.parent / "swtpm", "exit 1")
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     assert "swtpm does not answer" in refused(job, MISMATCHED, "VMPARAM_vm_TPM = true")
 
@@ -187,9 +183,7 @@ def test_a_vm_can_have_many_disks_of_all_kinds(job: Job) -> None:
     entries = ["guest.img:hda:w:raw"]
     devices = [f"vd{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"] + [f"sd{letter}" for letter in "abcdefgh"]
     for number, device in enumerate([*devices, "sdi", "hdc", "fda"]):
-        image = job.scratch / f"{number}.img"
-        image.write_bytes(bytes(1474560))
-        job.own(image)
+        image = job.put(f"{number}.img", bytes(1474560))
         kind = "r:iso" if device in ("hdc", "sdh") else "r:raw" if device in ("sdi", "vdz") else "w:raw"
         entries.append(f"{image.name}:{device}:{kind}")
     with running(job, f'VMPARAM_vm_Disk = "{",".join(entries)}"'):
@@ -199,9 +193,7 @@ def test_a_vm_can_have_many_disks_of_all_kinds(job: Job) -> None:
 
 
 def test_a_disk_has_two_writers_where_both_say_so(job: Job, elsewhere: Path) -> None:
-    common = job.scratch.parent / "common.img"
-    common.write_bytes(bytes(1 << 20))
-    job.own(common)
+    common = job.put(job.scratch.parent / "common.img", bytes(1 << 20))
     second = Job(elsewhere, job._connection)
 
     def disks(permission: str) -> str:

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fcntl import F_GETFL, fcntl
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.domain.support import SCRIPTED, spec
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import WANTS, Job, at, done, driving, holders, refused, running, started
 from tests.lab import odd_files
+from tests.lab.programs import a_program
 from vmgahp import errors
 from vmgahp.drivers.libvirt.start.disks import DiskFiles
 
@@ -155,8 +157,7 @@ def test_a_restart_whose_disk_is_open_already(job: Job, elsewhere: Path, secret:
 
 
 def test_more_disks_than_a_vm_can_have(job: Job) -> None:
-    (job.scratch / "data.img").write_bytes(bytes(1 << 20))
-    job.own(job.scratch / "data.img")
+    job.put("data.img", bytes(1 << 20))
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = [f"vd{first}{second}" for first in letters for second in letters][:64]
     disks = ",".join(["guest.img:hda:w:raw", *(f"data.img:{name}:r:raw" for name in names)])
@@ -169,7 +170,7 @@ def scripted(job: Job, source: str, kind: str = "file") -> str:
         f"<disk type='{kind}'><driver name='qemu' type='raw'/><source {source}/><target dev='hda' bus='ide'/></disk>"
     )
     xml = SCRIPTED.format(memory=64, vcpus=1, devices=devices).replace("<name>x<", f"<name>{job.name}<")
-    return str(support.a_program(job.scratch.parent / "script", f"cat <<'END'\n{xml}\nEND"))
+    return str(a_program(job.scratch.parent / "script", f"cat <<'END'\n{xml}\nEND"))
 
 
 @pytest.mark.parametrize("form", ["{}", "../{}", "/{}"])
@@ -205,13 +206,10 @@ def test_what_stands_for_no_disk_is_never_libvirts_to_open(job: Job, source: str
 def test_a_file_is_opened_as_qemu_would(job: Job, cache: str, direct: bool) -> None:
     """QEMU 9.1 and later take no other: "Failed to find file descriptor with matching flags"."""
     disk = f"<disk><driver type='raw' cache='{cache}'/><source file='{job.disk}'/></disk>"
-    files = DiskFiles(spec(working_dir=str(job.scratch)), jobs.owner(job.scratch))
-    try:
+    with closing(DiskFiles(spec(working_dir=str(job.scratch)), jobs.owner(job.scratch))) as files:
         files.open(f"<domain><devices>{disk}</devices></domain>")
         [descriptor] = files.files().values()
         assert bool(fcntl(descriptor, F_GETFL) & os.O_DIRECT) == direct
-    finally:
-        files.close()
 
 
 @pytest.mark.parametrize("through", ["link", "directory/secret"])

@@ -14,7 +14,7 @@ import pytest
 
 from tests import jobs
 from tests.domain import support as domain
-from tests.drivers.libvirt.support import Job, done, mounted, refused, running, until
+from tests.drivers.libvirt.support import Job, done, mounted, refused, run_to_its_end, running, until
 from tests.lab import guest
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -364,9 +364,7 @@ def growing(job: Job, mib: int) -> None:
 def test_a_vm_that_passes_what_its_job_asks_for_ends(job: Job) -> None:
     growing(job, 12)
     with running(job, "RequestDisk = 4096", "DiskUsage = 1000") as peer:
-        until(lambda: job.domain() is None, "it is ended")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        found = job.exit_file()
+        found = run_to_its_end(peer, job)
         assert found["ended_by"] == DISK_LIMIT
         assert "and request_disk is 4 MiB: raise it" in str(found["reason"])
         log = peer.quit(status=1)
@@ -445,10 +443,8 @@ def test_the_last_of_execute_is_left_alone_and_the_guest_waits(job: Job, small: 
 def test_a_guest_for_which_no_room_comes_ends_as_with_a_full_disk(job: Job, small: Path) -> None:
     growing(job, 12)
     with running(job, RESERVED_DISK=32, EXECUTE=small, VM_IO_ERROR_TIMEOUT=2) as peer:
-        until(lambda: job.domain() is None, "it is given up")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        found = run_to_its_end(peer, job)
         peer.quit(status=1)
-    found = job.exit_file()
     assert found["ended_by"] == "disk error"
     assert found["reason"] == (
         "a file system of which the last 32 MiB are kept free has kept the guest from running for 2 s"

@@ -15,6 +15,7 @@ import pytest
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import CHECKPOINT, WANTS, Job, done, run_to_its_end, running, until, vacate, words_of
 from tests.lab.guest import counts, make_guest, read_count
+from tests.lab.programs import a_program
 from tests.lab.starter import ANY, FakeStarter
 from tests.peer import daemon, environment
 from vmgahp import errors
@@ -106,14 +107,17 @@ def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> 
     }  # fmt: skip
 
 
-def test_a_failed_save_leaves_the_guest_running(job: Job) -> None:
+def test_a_save_that_fails_or_was_not_asked_for_leaves_the_guest_running(job: Job) -> None:
     (job.scratch / "vm_suspend.mem").mkdir()
     (job.scratch / "vm_suspend.mem" / "in the way").touch()
     with running(job) as peer:
+        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"]
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         before = len(counts(job.console()))
         until(lambda: len(counts(job.console())) > before, "the guest counts on")
+        assert "vm_checkpoint" in peer.quit()
     assert not [path for path in job.scratch.iterdir() if path.name.endswith(".part")]
 
 
@@ -192,13 +196,6 @@ def test_a_suspended_vm_can_be_checkpointed(job: Job, elsewhere: Path) -> None:
     with running(job) as peer:
         until(lambda: job.domain() is None, "the guest powers itself off")
     assert job.console().count("vmgahp guest up") == 1
-
-
-def test_no_checkpoint_without_vm_checkpoint(job: Job) -> None:
-    with running(job) as peer:
-        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
-        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        assert "vm_checkpoint" in peer.quit()
 
 
 def test_a_shared_disk_takes_no_periodic_checkpoint(job: Job) -> None:
@@ -398,7 +395,7 @@ def test_a_resumed_display_is_told_by_its_new_port(job: Job) -> None:
 
 def test_the_administrators_script_writes_the_xml(job: Job, tools: Path) -> None:
     xml = f"<domain type='qemu'><name>{job.name}</name><memory unit='MiB'>$1</memory><os><type>hvm</type></os></domain>"
-    script = support.a_program(tools / "xml", f'cat > {tools}/ad\necho "{xml}"')
+    script = a_program(tools / "xml", f'cat > {tools}/ad\necho "{xml}"')
     with running(job, 'ClaimId = "hush"', LIBVIRT_XML_SCRIPT=script, LIBVIRT_XML_SCRIPT_ARGS="48") as peer:
         assert words_of(peer.run("STATUS", 1))["MAXMEMORY"] == str(48 * 1024)
     sent = (tools / "ad").read_text()

@@ -14,6 +14,7 @@ import pytest
 
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import OTHER_MAC, USER_NETWORK, WANTS, Job, another_vm, done, running, until, vacate
+from tests.lab.programs import a_program
 from vmgahp import errors
 from vmgahp.checkpoint import store
 from vmgahp.checkpoint.memory_image import HEADER, MAGIC
@@ -76,7 +77,7 @@ def program(job: Job) -> Path:
     """A program of the job's that leaves a file where anybody may write, should somebody run it."""
     (job.scratch / "traces").mkdir()
     (job.scratch / "traces").chmod(0o777)
-    path = support.a_program(job.scratch / "run-me", f": > {job.scratch}/traces/$(id -un)\nexit 1")
+    path = a_program(job.scratch / "run-me", f": > {job.scratch}/traces/$(id -un)\nexit 1")
     job.own(path)
     return path
 
@@ -99,18 +100,25 @@ def test_no_program_of_a_suspended_vms_head_is_run(job: Job, program: Path) -> N
     assert not list(program.with_name("traces").iterdir())
 
 
-def test_a_format_that_the_settings_do_not_write_is_refused(job: Job) -> None:
-    """libvirtd would start a program to unpack it; gzip and QEMU then wait for each other."""
-    vacate(job)
-    believable(job, lambda image: with_head(image, number=1))
-    assert "it has the format gzip, and the settings here have raw or " in boots_afresh(job)
+def unpackable(image: bytes) -> bytes:
+    """An image that begins as if it was packed, and of which nothing comes."""
+    return with_stream(with_head(image, number=5), b"\x28\xb5\x2f\xfd" + bytes(100))
 
 
-def test_what_is_packed_and_not_qemus_is_refused_before_libvirtd_sees_it(job: Job) -> None:
-    """QEMU waits for ever for a stream that does not begin."""
+@pytest.mark.parametrize(
+    ("forge", "said"),
+    [
+        # libvirtd would start a program to unpack it; gzip and QEMU then wait for each other.
+        (lambda image: with_head(image, number=1), "it has the format gzip, and the settings here have raw or "),
+        # QEMU waits for ever for a stream that does not begin.
+        (unpackable, "it cannot be unpacked"),
+    ],
+    ids=["a format that the settings do not write", "nothing of QEMU's"],
+)
+def test_what_qemu_would_wait_for_is_refused_before_libvirtd_sees_it(job: Job, forge: Forge, said: str) -> None:
     vacate(job)
-    believable(job, lambda image: with_stream(with_head(image, number=5), b"\x28\xb5\x2f\xfd" + bytes(100)))
-    assert "it cannot be unpacked" in boots_afresh(job)
+    believable(job, forge)
+    assert said in boots_afresh(job)
 
 
 def test_a_checkpoint_that_becomes_more_than_the_memory_is_refused(job: Job) -> None:
@@ -183,7 +191,7 @@ def test_another_machine_type_is_the_jobs(job: Job, machine: str) -> None:
 @pytest.fixture
 def hanging_zstd(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
     """QEMU waits for what comes after the beginning, as long as nobody ends it; the number of the image's format."""
-    path = support.a_program(job.scratch.parent / "zstd", "printf 'QEVM\\0\\0\\0\\3'\nexec sleep 1000")
+    path = a_program(job.scratch.parent / "zstd", "printf 'QEVM\\0\\0\\0\\3'\nexec sleep 1000")
     monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
     return 5
 

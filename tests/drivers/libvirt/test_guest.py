@@ -165,18 +165,23 @@ def test_vm_no_output_vm_takes_the_exit_file_too(job: Job) -> None:
         assert not (job.scratch / "vm_exit.json").exists()
 
 
-def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> None:
-    more = ("VMPARAM_vm_Exit_Port = true", "JobVMCheckpoint = true")
+def test_port_and_drive_survive_suspend_and_checkpoint(job: Job, elsewhere: Path) -> None:
+    """The drive of cloud-init is made anew."""
+    job.put("user-data", "#!/bin/sh\n")
+    more = ("VMPARAM_vm_Exit_Port = true", USER_DATA, "JobVMCheckpoint = true", 'GlobalJobId = "s#1.0#2"')
     with running(job, *more) as peer:
         assert job.live().find("devices/channel/target[@name='org.vmgahp.exit']") is not None
+        before = (job.scratch / SEED).read_bytes()
         done(peer, "SUSPEND", "RESUME")
         until(lambda: len(counts(job.console())) > 1, "the guest counts on")
         evict(peer)
     assert not (job.scratch / "vm_exit.json").exists(), "a checkpoint is no end"
+    assert not (job.scratch / SEED).exists(), "it does not go home with a checkpoint either"
     support.moved(job, elsewhere)
     with running(job, *more) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert job.live().find("devices/channel/target[@name='org.vmgahp.exit']") is not None
+        assert (job.scratch / SEED).read_bytes() == before
         assert "continues from its saved memory" in peer.quit()
 
 
@@ -202,20 +207,6 @@ def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
         done(peer, "STOP")
         assert not (job.scratch / SEED).exists()
         assert "geheim" not in peer.quit()
-
-
-def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> None:
-    job.put("user-data", "#!/bin/sh\n")
-    more = (USER_DATA, "JobVMCheckpoint = true", 'GlobalJobId = "s#1.0#2"')
-    with running(job, *more) as peer:
-        before = (job.scratch / SEED).read_bytes()
-        until(lambda: len(counts(job.console())) > 1, "the guest counts")
-        evict(peer)
-    assert not (job.scratch / SEED).exists(), "it does not go home with a checkpoint either"
-    support.moved(job, elsewhere)
-    with running(job, *more) as peer:
-        assert (job.scratch / SEED).read_bytes() == before
-        assert "continues from its saved memory" in peer.quit()
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from tests.domain.support import host, spec
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import CRITICAL, MAC, USER_NETWORK, Job, greeted, refused_cleanly, running, runs
 from tests.lab.guest import make_guest
+from tests.lab.programs import a_program
 from tests.lab.starter import FakeStarter
 from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.libvirt.start import hooks
 from vmgahp.errors import MISMATCHED
-from vmgahp.findings import BAD, OFF, OK
+from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.job.ad import JobAd
 from vmgahp.job.policy_view import PolicyView
 
@@ -31,7 +32,7 @@ NETWORK = ("JobVMNetworking = true", 'JobVMNetworkingType = "user"')
 
 
 def stage(directory: Path, body: str, name: str = "stage") -> Path:
-    return support.a_program(directory / name, body)
+    return a_program(directory / name, body)
 
 
 def example(directory: Path, name: str, old: str, new: str) -> Path:
@@ -146,9 +147,8 @@ def test_a_policy_that_changes_nothing_answers_for_nothing(tools: Path) -> None:
 
 
 def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
-    brought = job.scratch / "domain.xml"
-    brought.write_text("<domain type='kvm'><name>x</name><devices><interface type='user'/></devices></domain>")
-    job.own(brought)
+    brought = "<domain type='kvm'><name>x</name><devices><interface type='user'/></devices></domain>"
+    job.put("domain.xml", brought)
     mine = 'VMPARAM_Libvirt_XML = "domain.xml"'
     with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =!= true", **USER_NETWORK) as peer:
         assert "VM_POLICY_REQUIREMENTS" in refused_cleanly(peer, job, MISMATCHED, mine)
@@ -234,16 +234,12 @@ class TestDoctor:
         assert f"VM_POLICY, stage 2 ({keep}) changes nothing" in trial.policy
         assert told.read_text() == "1\n1\n"
 
-    def test_a_policy_that_cannot_be_used_is_a_finding_without_any_job(self, pool: Condor, tools: Path) -> None:
-        done = pool.examine(VM_TYPE="qemu", VM_POLICY=tools / "none.xsl")
-        found = named(done.findings, "policy")
-        assert found.verdict == BAD
-        assert "No such file" in found.seen
-        done = pool.examine(VM_TYPE="qemu", VM_POLICY=stage(tools, "exec cat"))
-        assert named(done.findings, "policy").verdict == OK
+    def test_a_policy_is_a_finding_without_any_job(self, pool: Condor, tools: Path) -> None:
+        def found(vm_type: str, policy: Path) -> Finding:
+            return named(pool.examine(VM_TYPE=vm_type, VM_POLICY=policy).findings, "policy")
 
-    def test_a_policy_that_no_vm_of_this_type_goes_through(self, pool: Condor, tools: Path) -> None:
-        done = pool.examine(VM_TYPE="simulated", VM_POLICY=stage(tools, "exec cat"))
-        found = named(done.findings, "policy")
-        assert found.verdict == OFF
-        assert "VM_POLICY_REQUIREMENTS" in found.hint
+        missing, keep = found("qemu", tools / "none.xsl"), stage(tools, "exec cat")
+        assert (missing.verdict, "No such file" in missing.seen) == (BAD, True)
+        assert found("qemu", keep).verdict == OK
+        unused = found("simulated", keep)  # no VM of this type goes through it
+        assert (unused.verdict, "VM_POLICY_REQUIREMENTS" in unused.hint) == (OFF, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import Job, done, mounted, no_thread, overlay, running, until
+from tests.drivers.libvirt.support import Job, done, mounted, no_thread, overlay, run_to_its_end, running, until
 from tests.lab.guest import counts
 from tests.peer import DEADLINE
 from vmgahp import errors
@@ -26,8 +26,8 @@ PAUSED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, 1)
 class Domain:
     """One whose disk is full until it has `room`."""
 
-    def __init__(self, room: bool = False) -> None:
-        self.room = room
+    def __init__(self) -> None:
+        self.room = False
         self.now = STALLED
         self.resumed = threading.Semaphore(0)
         self.stalls: Callable[[], None] = lambda: None
@@ -53,8 +53,8 @@ class Domain:
 class Scene:
     """Stands in for the guest, too (`vmgahp.drivers.libvirt.life.guest.LibvirtGuest`)."""
 
-    def __init__(self, patience: float = 0, room: bool = False) -> None:
-        self.domain = Domain(room)
+    def __init__(self, patience: float = 0) -> None:
+        self.domain = Domain()
         self.name = "vm"
         self.call: Callable[[Callable[[Domain], bool]], bool] = lambda function: function(self.domain)
         self.operate = lambda _doing, function: self.call(function)
@@ -288,9 +288,7 @@ def test_a_guest_with_a_full_disk_goes_on_when_there_is_space(job: Job, full: Fu
 @pytest.mark.libvirt
 def test_a_guest_whose_disk_stays_full_ends_as_a_failure(job: Job, full: Full) -> None:
     with running(job, full.disk(), VM_IO_ERROR_TIMEOUT=2) as peer:
-        until(lambda: job.domain() is None, "the guest is given up")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        found = job.exit_file()
+        found = run_to_its_end(peer, job)
         assert (found["ended_by"], found["exit_code"]) == ("disk error", None)
         assert "disk hda (no space left)" in str(found["reason"])
         assert str(found["reason"]) in peer.quit(status=1)

@@ -13,6 +13,7 @@ import pytest
 from tests import jobs
 from tests.lab.guest import make_guest
 from tests.lab.namespace import LAB, Namespace, why_not
+from tests.lab.programs import a_program
 from tests.peer import DAEMON, Peer, environment
 from vmgahp.cli import PROBE
 from vmgahp.errors import MISMATCHED
@@ -85,8 +86,7 @@ class Machine:
         with self.without("swtpm"):
             program, broken = (self.namespace.path(path) for path in ("/usr/bin/swtpm", "/run/broken"))
             ends = "{ echo 'libtpms.so.0: no version information' >&2; exit 1; }"
-            program.write_text(f'#!/bin/sh\n[ ! -e /run/broken ] || {ends}\nexec /usr/bin/.swtpm "$@"\n')
-            program.chmod(0o755)
+            a_program(program, f'[ ! -e /run/broken ] || {ends}\nexec /usr/bin/.swtpm "$@"')
             try:
                 yield broken
             finally:

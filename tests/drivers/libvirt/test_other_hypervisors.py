@@ -12,8 +12,9 @@ from time import monotonic
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import a_program, done, words_of
+from tests.drivers.libvirt.support import done, words_of
 from tests.drivers.support import ANY, TEST_URI, URI, WHO, AnyHypervisor, Emulated
+from tests.lab.programs import a_program
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings

@@ -113,18 +113,14 @@ def kill_without_libvirtd(scratch: Path, uuid: str) -> bool:
         return driver.kill(NAME, uuid)
 
 
-def test_the_kill_mode_needs_no_libvirtd_for_a_vm_whose_uuid_it_knows(start: Start, scratch: Path) -> None:
+def test_without_libvirtd_the_kill_mode_ends_the_vm_whose_uuid_it_knows_and_no_other(start, scratch):
     process = start(*WORDS)
+    for uuid in ("", OTHER):
+        with pytest.raises(errors.MachineFault, match=r"does not answer|cannot be reached"):
+            kill_without_libvirtd(scratch, uuid)
+        assert process.poll() is None, uuid
     assert kill_without_libvirtd(scratch, UUID)
     assert process.wait(DEADLINE) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("uuid", ["", OTHER])
-def test_without_libvirtd_no_other_vm_of_the_name_is_killed(start: Start, scratch: Path, uuid: str) -> None:
-    process = start(*WORDS)
-    with pytest.raises(errors.MachineFault, match=r"does not answer|cannot be reached"):
-        kill_without_libvirtd(scratch, uuid)
-    assert process.poll() is None
 
 
 @pytest.mark.libvirt

@@ -10,6 +10,7 @@ import pytest
 
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import ADDRESSES, BRIDGED, CRITICAL, MAC, NAT, Job, done, greeted, running, until
+from tests.lab.programs import a_program
 from vmgahp.drivers.libvirt.start import hooks
 from vmgahp.host.runtime_dir import GIVEN
 
@@ -24,7 +25,7 @@ class Hook:
     def __init__(self, tools: Path, answer: str, more: str = "") -> None:
         self._calls = tools / "calls"
         text = f'echo "$VMGAHP_VM_NAME:$@{more}" >>{self._calls}\n[ "$3" ] || echo "{answer}"'
-        self.path = support.a_program(tools / "hook", text)
+        self.path = a_program(tools / "hook", text)
 
     def calls(self) -> list[str]:
         return self._calls.read_text().splitlines() if self._calls.exists() else []
@@ -69,7 +70,7 @@ def test_an_address_is_given_back_if_the_server_is_killed(job: Job, network: "li
 def test_a_note_stays_until_the_hook_knows(tools: Path) -> None:
     log: list[str] = []
     note = tools / "note"
-    hook = support.a_program(tools / "hook", f'[ -e {note} ] && echo "$@" >>{tools}/told')
+    hook = a_program(tools / "hook", f'[ -e {note} ] && echo "$@" >>{tools}/told')
     for line in (f"vm\n1\n{MAC}\n10.0.0.7\n\ntest:///default\n{hook}\n10", "vm\n1"):
         note.write_text(line)
         hooks.give_back(log.append, str(note))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.support import WANTS, Job, done, moved, running, until
+from tests.drivers.libvirt.support import WANTS, Job, done, moved, run_to_its_end, running, until
 from tests.lab import linux_guest
 
 pytestmark = pytest.mark.libvirt
@@ -36,10 +36,9 @@ def asks(command: str, *more: str) -> tuple[str, ...]:
 def to_its_end(job: Job, status: int, *more: str, **settings: object) -> dict[str, object]:
     """Run the job, whose server ends with `status`: the exit file."""
     with running(job, *more, **settings) as peer:
-        until(lambda: job.domain() is None, "the guest powers itself off")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        found = run_to_its_end(peer, job)
         peer.quit(status=status)
-    return job.exit_file()
+    return found
 
 
 def test_a_program_runs_and_its_outputs_come_home(disk: Job) -> None:

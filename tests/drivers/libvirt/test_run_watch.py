@@ -107,6 +107,11 @@ class Scene:
             self.watch.hear(line)
             self.watch.look()
 
+    def end_with(self, outputs: bytes) -> None:
+        """The program ends, and its outputs have come."""
+        self.send(outputs)
+        self.hear(*BEGUN, "ended exit 0", f"outputs {len(outputs)}")
+
     def wait(self, seconds: float) -> None:
         """The guest runs for so long, and says nothing."""
         self.watch._elapsed += seconds
@@ -285,8 +290,7 @@ def test_outputs_that_are_not_whole_are_asked_for_again_a_few_times(scene: Scene
 
 
 def test_outputs_that_cannot_be_unpacked_come_home_as_they_are(scene: Scene) -> None:
-    scene.send(b"no archive" * 1000)
-    scene.hear(*BEGUN, "ended exit 0", "outputs 10000")
+    scene.end_with(b"no archive" * 1000)
     assert scene.port.answers == ["taken"]
     ending = scene.ending()
     assert (ending.how, ending.exit_code, status_of(ending)) == ("run failed", 0, 1)
@@ -305,17 +309,14 @@ def test_too_many_outputs_say_what_to_raise(scene: Scene) -> None:
 def test_where_no_directory_goes_home_the_archive_does(scene: Scene) -> None:
     scene.watch.is_alone = True
     data = archive(a=b"1")
-    scene.send(data)
-    scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
+    scene.end_with(data)
     scene.watch.forget()
     assert scene.file.read_bytes() == data
 
 
 def test_outputs_take_no_more_than_archive_disks_and_prints_leave_of_what_was_asked_for(scene: Scene) -> None:
-    data = archive(a=b"x" * 600_000)
     scene.outputs.left = lambda: 300_000
-    scene.send(data)
-    scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
+    scene.end_with(archive(a=b"x" * 600_000))
     assert "they take more than" in scene.watch.failure[1]
 
 
@@ -323,19 +324,15 @@ def test_outputs_take_no_more_than_archive_disks_and_prints_leave_of_what_was_as
 def test_outputs_that_are_unpacked_stay_in_the_account_beside_their_archive(
     scene: Scene, left: int, taken: int
 ) -> None:
-    data = archive(a=b"x", **{} if left > 5000 else {"b": b"x"})
     scene.outputs.left = lambda: left - scene.machine.resources.unpacked
-    scene.send(data)
-    scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
+    scene.end_with(archive(a=b"x", **{} if left > 5000 else {"b": b"x"}))
     assert bool(scene.watch.failure[1]) == (left <= 5000)
     assert scene.machine.resources.unpacked == taken
 
 
 def test_outputs_leave_to_other_jobs_what_is_kept_free(scene: Scene) -> None:
-    data = archive(a=b"x")
-    scene.send(data)
     scene.watch = scene.watching(kept=1 << 62)
-    scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
+    scene.end_with(archive(a=b"x"))
     assert "they take more than the 0 MiB" in scene.watch.failure[1]
 
 

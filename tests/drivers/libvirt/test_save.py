@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import libvirt
 import pytest
@@ -49,21 +50,11 @@ def test_a_file_system_of_the_job_that_never_answers_refuses_the_save(scratch, u
         saver._require_free_space(1)
 
 
-class Daemon:
-    """A libvirtd by its versions, and by what confines its guests."""
-
-    def __init__(self, version: int, qemu: int, model: str = "selinux") -> None:
-        self._versions = version, qemu
-        self._model = model
-
-    def getLibVersion(self) -> int:
-        return self._versions[0]
-
-    def getVersion(self) -> int:
-        return self._versions[1]
-
-    def getCapabilities(self) -> str:
-        return f"<capabilities><host><secmodel><model>{self._model}</model></secmodel></host></capabilities>"
+def libvirtd(version: int, qemu: int, model: str = "selinux") -> SimpleNamespace:
+    """One by its versions, and by what confines its guests."""
+    confined = f"<capabilities><host><secmodel><model>{model}</model></secmodel></host></capabilities>"
+    answers = {"getLibVersion": version, "getVersion": qemu, "getCapabilities": confined}
+    return SimpleNamespace(**{name: Mock(return_value=answer) for name, answer in answers.items()})
 
 
 NEW, OLD_LIBVIRT, OLD_QEMU = (11_002_000, 9_000_000), (11_001_000, 9_000_000), (11_002_000, 8_002_000)
@@ -91,7 +82,7 @@ def test_the_format_is_that_of_the_setting_or_sparse_where_that_can_be_restored_
     saver = save.Saver(str(scratch), user, Settings({"VM_MEMORY_IMAGE_FORMAT": setting}), log.append)
     saver.may_travel = what == "it may travel"
     domain = Domain()
-    domain.connect = lambda: Daemon(*daemon)
+    domain.connect = lambda: libvirtd(*daemon)
     file = saver.begin("vm_suspend.mem", 1024)
     try:
         saver.write(domain, file.path, checkpoint=what == "a checkpoint")

@@ -8,16 +8,8 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import (
-    Job,
-    a_program,
-    driving,
-    greeted,
-    libvirt_error,
-    refused_cleanly,
-    runs,
-    started,
-)
+from tests.drivers.libvirt.support import Job, driving, greeted, libvirt_error, refused_cleanly, runs, started
+from tests.lab.programs import a_program
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import Saver
@@ -40,11 +32,6 @@ def signalled(job: Job, monkeypatch: pytest.MonkeyPatch, number: signal.Signals)
     monkeypatch.setattr(LibvirtMachine, "step", step)
 
 
-@pytest.fixture
-def killed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    signalled(job, monkeypatch, signal.SIGKILL)
-
-
 def test_a_qemu_that_is_stopped_during_its_start_ends_in_time_and_is_the_jobs(job: Job, monkeypatch) -> None:
     signalled(job, monkeypatch, signal.SIGSTOP)
     is_the_jobs = pytest.raises(errors.JobFault, match="A plain VM starts on this machine")
@@ -53,15 +40,15 @@ def test_a_qemu_that_is_stopped_during_its_start_ends_in_time_and_is_the_jobs(jo
     assert job.domain() is None
 
 
-@pytest.mark.usefixtures("killed")
-def test_a_qemu_that_is_killed_during_its_start_is_the_jobs(job: Job) -> None:
+def test_a_qemu_that_is_killed_during_its_start_is_the_jobs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled(job, monkeypatch, signal.SIGKILL)
     with driving(job, []) as (driver, ad), pytest.raises(errors.JobFault, match="A plain VM starts on this machine"):
         driver.start(ad)
     assert job.domain() is None
 
 
-@pytest.mark.usefixtures("killed")
 def test_it_is_the_machines_where_no_plain_guest_starts_either(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled(job, monkeypatch, signal.SIGKILL)
     log: list[str] = []
     broken = "<domain type='qemu'><name>x</name><memory>1</memory><os><type>nonsense</type></os></domain>"
     monkeypatch.setattr(second_look, "described", lambda *_, **__: Described(broken))

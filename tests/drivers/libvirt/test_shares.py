@@ -82,9 +82,7 @@ ls -ln""",
     )
     inbox = linux.scratch / "inbox"
     inbox.mkdir()
-    (inbox / "word").write_text("a word from the job\n")
-    linux.own(inbox)
-    linux.own(inbox / "word")
+    linux.own(inbox, linux.put(inbox / "word", "a word from the job\n"))
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA, 'VMPARAM_vm_Share = "inbox"', **BY_VIRTIOFS) as peer:
         assert servers(linux)
         support.run_to_its_end(peer, linux)

@@ -8,7 +8,8 @@ from time import monotonic
 
 import pytest
 
-from tests.drivers.libvirt.support import BRIDGE, BRIDGED, NAT, URI, USER_NETWORK, a_program, processes, until
+from tests.drivers.libvirt.support import BRIDGE, BRIDGED, NAT, URI, USER_NETWORK, processes, until
+from tests.lab.programs import a_program
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import survey

@@ -12,6 +12,7 @@ import pytest
 from tests.domain.support import SCRIPTED
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import ASKS, CRITICAL, USER_NETWORK, WANTS, Job, driving, greeted, runs, until
+from tests.lab.programs import a_program
 from tests.peer import environment
 from vmgahp import errors
 from vmgahp.domain import verify
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.libvirt
 def script(tools: Path) -> Path:
     """A script that prints what is in the file xml, with the job's name."""
     name = "$(sed -n 's/^VMPARAM_VM_NAME = \"\\(.*\\)\"$/\\1/p')"
-    return support.a_program(tools / "script", f'name={name}\nsed "s/<name>x</<name>$name</" {tools}/xml')
+    return a_program(tools / "script", f'name={name}\nsed "s/<name>x</<name>$name</" {tools}/xml')
 
 
 def test_real_scripts_are_held_to_the_job(job: Job, script: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import WANTS, Job, done, moved, running, until
 from tests.lab import linux_guest
+from tests.lab.programs import a_program
 from tests.peer import VMGAHP, environment
 from vmgahp.errors import MISMATCHED_CHECKPOINT
 
@@ -106,9 +107,7 @@ def has_booted(job: Job) -> bool:
 def test_the_second_job_of_a_size_has_the_machine_boot_a_guest(
     images: Images, scratch: Path, connection: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool, place = tmp_path / "systemd-run", tmp_path / "warm"
-    tool.write_text(SYSTEMD_RUN)
-    tool.chmod(0o755)
+    tool, place = a_program(tmp_path / "systemd-run", SYSTEMD_RUN), tmp_path / "warm"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     settings = images.settings | {"VM_WARM_DIR": place, "VM_WARM_IMAGES": "small"}
     ended = tmp_path / "systemd-run.status"

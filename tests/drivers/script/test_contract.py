@@ -19,6 +19,7 @@ from tests.conftest import JOB_UID
 from tests.drivers.support import counted, needs_qemu
 from tests.jobs import owner
 from tests.lab.guest import make_guest
+from tests.lab.programs import a_program
 from tests.lab.vmware import convert
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
@@ -41,10 +42,7 @@ def install(directory: Path, name: str, **changes: str) -> Path:
     for variable, line in changes.items():
         before = next(old for old in text.splitlines() if old.startswith((f"{variable}=", f"{variable} =")))
         text = text.replace(before, line, 1)
-    made = directory / name
-    made.write_text(text)
-    made.chmod(0o755)
-    return made
+    return a_program(directory / name, text)
 
 
 class Scripted(Subject):
@@ -78,9 +76,8 @@ class VirtualBox(Scripted):
         self.state.chmod(0o1777)
         for name in ("VBoxManage", "vmrun"):
             shutil.copyfile(LAB / name, directory / name)
-        tool = directory / "vbox"
-        tool.write_text(f"#!/bin/sh\nVBOX_STATE_DIR='{self.state}' exec python3 '{directory}/VBoxManage' \"$@\"\n")
-        tool.chmod(0o755)
+        asks = f"VBOX_STATE_DIR='{self.state}' exec python3 '{directory}/VBoxManage' \"$@\""
+        tool = a_program(directory / "vbox", asks)
         script = install(directory, "virtualbox", VBOXMANAGE=f'VBOXMANAGE = "{tool}"')
         super().__init__(directory, script, identity)
 
@@ -305,10 +302,9 @@ def test_podmans_network_is_its_versions(scratch: Path, version: str, installed:
     )
     # Podman 5 says not even its version where that is set to a directory that is not there.
     there = '[ -z "${XDG_RUNTIME_DIR-}" ] || [ -d "$XDG_RUNTIME_DIR" ] || exit 125'
-    podman = f"#!/bin/sh\n{there}\n[ $1 != --version ] || {{ echo podman version {version}; exit; }}\n{said}\n"
-    for name, text in {"podman": podman, **dict.fromkeys(installed, "#!/bin/sh\n")}.items():
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+    podman = f"{there}\n[ $1 != --version ] || {{ echo podman version {version}; exit; }}\n{said}"
+    for name, text in {"podman": podman, **dict.fromkeys(installed, "")}.items():
+        a_program(tools / name, text)
     for name in ("sed", "tail", "head", "mkdir", "mktemp", "cat"):
         (tools / name).symlink_to(shutil.which(name) or "")
     script = install(scratch, "podman", BASE=f"BASE={base}")

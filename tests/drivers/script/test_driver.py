@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import JOB_UID
 from tests.drivers.support import WHO
+from tests.lab.programs import a_program
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.checkpoint.store import MANIFEST_FILE
@@ -65,9 +66,7 @@ class Toy(Subject):
         self.state.chmod(0o1777)
         (self.state / "calls").touch()
         (self.state / "calls").chmod(0o666)
-        self.script = directory / "toy"
-        self.script.write_text(TOY.replace("$STATE", str(self.state)))
-        self.script.chmod(0o755)
+        self.script = a_program(directory / "toy", TOY.replace("$STATE", str(self.state)))
         self.own = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "0", "VM_HYPERVISOR": "toy", "VM_SCRIPT": str(self.script)}
         super().__init__(directory, Settings(self.own | settings), WHO)
 

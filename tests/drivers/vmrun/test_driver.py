@@ -13,6 +13,7 @@ import pytest
 
 from tests.drivers.support import does, needs_qemu, status
 from tests.lab.guest import counts
+from tests.lab.programs import a_program
 from tests.lab.vmware import VMware, VmwareJob, count_on, vmware
 from tests.peer import Peer, daemon, environment, kill_guardian
 from vmgahp.cli import KILL
@@ -78,10 +79,7 @@ def kill(job: VmwareJob, host: VMware, *more: str, user: int | None = None, **se
 
 def lying(host: VMware, lie: str) -> Path:
     """A vmrun that is the host's, except for what this line of shell says."""
-    wrapper = host.vmrun.with_name("lying")
-    wrapper.write_text(f'#!/bin/sh\n{lie}\nexec {host.vmrun} "$@"\n')
-    wrapper.chmod(0o755)
-    return wrapper
+    return a_program(host.vmrun.with_name("lying"), f'{lie}\nexec {host.vmrun} "$@"')
 
 
 def goes_on(job: VmwareJob, beyond: int = 0) -> None:
@@ -187,10 +185,11 @@ def test_a_suspend_that_was_given_up_and_is_done_later_has_not_ended_the_job(job
         goes_on(job, beyond=last)
 
 
-def test_a_guest_that_ends_after_a_suspend_that_failed_has_ended(job: VmwareJob, host: VMware) -> None:
+def test_a_guest_whose_suspend_fails_runs_on_and_has_an_end(job: VmwareJob, host: VMware) -> None:
     with running(job, host) as peer:
         host.misbehave("fail:suspend=The_operation_was_canceled")
         assert peer.run("SUSPEND", 1)[0] == "1"
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         [pid] = host.pids().values()
         os.kill(pid, signal.SIGTERM)
         until(lambda: not host.pids(), "the guest is off")
@@ -310,11 +309,6 @@ def test_disks_that_have_changed_hold_the_job(job: VmwareJob, host: VMware) -> N
     assert not host.pids()
 
 
-def test_what_came_with_the_job_under_the_name_of_the_working_copy_is_the_jobs(job: VmwareJob, host: VMware) -> None:
-    job.working_vmx.mkdir()
-    assert job.working_vmx.name in refused(job, host, "JOBCLASSAD_MISMATCHED_HARDWARE_VT")
-
-
 def test_a_checkpoint_cannot_smuggle_lines_into_the_vmx(job: VmwareJob, host: VMware) -> None:
     vacate(job, host)
     lines = job.working_vmx.read_text()
@@ -386,18 +380,17 @@ def test_networking(job: VmwareJob, host: VMware) -> None:
         assert (vmx["ethernet0.connectionType"], vmx["ethernet0.addressType"]) == ("nat", "static")
 
 
-def test_a_generated_address_is_told(job: VmwareJob, host: VMware) -> None:
-    with running(job, host, "JobVMNetworking = true", VM_NETWORKING=True, VM_NETWORKING_TYPE="nat") as peer:
+@pytest.mark.parametrize(
+    "lie",
+    ["", 'case "$*" in *getGuestIPAddress*) echo "1.2.3.4 STATUS=Stopped"; exit;; esac'],
+    ids=["no Tools", "an address of two words"],
+)
+def test_a_generated_address_is_told_and_nothing_that_is_none(job: VmwareJob, host: VMware, lie: str) -> None:
+    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VMWARE_VMRUN": lying(host, lie)}
+    with running(job, host, "JobVMNetworking = true", **settings) as peer:
         words = status(peer)
         assert words["MAC"].startswith("00:0c:29:")
         assert "IP" not in words
-
-
-def test_what_a_guest_calls_its_address_stays_one_word(job: VmwareJob, host: VMware) -> None:
-    wrapper = lying(host, 'case "$*" in *getGuestIPAddress*) echo "1.2.3.4 STATUS=Stopped"; exit;; esac')
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VMWARE_VMRUN": wrapper}
-    with running(job, host, "JobVMNetworking = true", **settings) as peer:
-        assert "IP" not in status(peer)
 
 
 class TestFailures:
@@ -425,11 +418,14 @@ class TestFailures:
             ("", {"VMWARE_VMRUN": "/nowhere/vmrun"}, "CRITICAL", ["VMWARE_VMRUN = /nowhere/vmrun"]),
             ("no disk", {}, "BAD_IMAGE", ["ide0:0.fileName", "'dos.vmdk'"]),
             ("no snapshot", {}, "JOBCLASSAD_MISMATCHED_HARDWARE_VT", ["would write to dos.vmdk itself"]),
+            ("name is taken", {}, "JOBCLASSAD_MISMATCHED_HARDWARE_VT", ["dos_condor.vmx"]),
         ],
     )
     def test_a_start_that_fails_says_why_and_leaves_nothing(self, job, host, mode, settings, code, said):
         if mode == "no disk":
             job.disk.write_bytes(b"no disk at all")
+        elif mode == "name is taken":
+            job.working_vmx.mkdir()
         elif mode == "no snapshot":
             settings = {"VMWARE_VMRUN": lying(host, '[ "$3" != snapshot ] || exit 0')}
         else:
@@ -457,12 +453,6 @@ class TestFailures:
             does(peer, "STOP")
             assert not host.pids()
             assert said in peer.quit()
-
-    def test_a_suspend_that_fails_leaves_the_guest_running(self, job: VmwareJob, host: VMware) -> None:
-        with running(job, host) as peer:
-            host.misbehave("fail:suspend=The_operation_was_canceled")
-            assert peer.run("SUSPEND", 1)[0] == "1"
-            assert peer.run("STATUS", 1)[1] == "STATUS=Running"
 
 
 class TestEndings:
@@ -498,25 +488,22 @@ class TestEndings:
         with running(job, host):
             assert not [name for name in left if (job.scratch / name).exists()]
 
-    def test_the_kill_mode_finds_the_vm_by_its_directory(self, job: VmwareJob, host: VMware) -> None:
+    @pytest.mark.parametrize("user", [64, None], ids=["the startd's user", "the job's user, with a UUID"])
+    def test_the_kill_mode_ends_the_vm_of_a_directory_and_no_other(
+        self, job: VmwareJob, host: VMware, user: int | None
+    ) -> None:
         with running(job, host) as peer:
             another = job.scratch.with_name("dir_0")
             another.mkdir()
             job.own(another)
-            # As the startd calls it: with its own user, not the job's.
-            kill(job, host, str(another), user=64)
+            kill(job, host, str(another), user=user)
             assert host.pids(), "the VM of another directory was killed"
-            kill(job, host, str(job.scratch), user=64)
+            kill(job, host, str(job.scratch), "uuid", "another")
+            assert host.pids(), "a late kill has hit the next VM"
+            uuid = Vmx.decode(job.working_vmx.read_bytes())["vmgahp.uuid"]
+            kill(job, host, str(job.scratch), *(() if user else ("uuid", uuid)), user=user)
             assert host.pids() == {}
             assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-
-    @pytest.mark.parametrize("uuid", ["another", "its own"])
-    def test_a_late_kill_hits_no_other_vm(self, job: VmwareJob, host: VMware, uuid: str) -> None:
-        with running(job, host):
-            if uuid == "its own":
-                uuid = Vmx.decode(job.working_vmx.read_bytes())["vmgahp.uuid"]
-            kill(job, host, str(job.scratch), "uuid", uuid)
-            assert bool(host.pids()) is (uuid == "another")
 
     def test_a_vmrun_that_hangs_does_not_save_a_vm_from_the_kill_mode(self, job: VmwareJob, host: VMware) -> None:
         with running(job, host):

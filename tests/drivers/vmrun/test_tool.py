@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.lab.programs import a_program
 from tests.lab.vmware import vmware
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -26,9 +27,7 @@ def vmrun(scratch, user):
     """Makes a vmrun that is a shell script."""
 
     def make(script, product="ws"):
-        path = scratch.with_name("vmrun")
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        path = a_program(scratch.with_name("vmrun"), script)
         return Tool(str(path), product, user, str(scratch), said.append)
 
     said: list[str] = []

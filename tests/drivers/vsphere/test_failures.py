@@ -315,15 +315,6 @@ def test_what_another_execute_host_runs_is_left_alone(lab: Lab) -> None:
     assert server.job() == theirs
 
 
-def test_vms_that_are_no_jobs_are_left_alone(both: Lab) -> None:
-    server = both.server()
-    theirs = server.vms()
-    with both.running():
-        pass
-    assert server.vms() == theirs
-    assert {server.power(vm) for vm in theirs.values()} == {"poweredOn"}
-
-
 def test_a_killed_server_keeps_the_last_periodic_checkpoint(lab: Lab) -> None:
     with lab.watched(CHECKPOINT) as (peer, server, vm):
         does(peer, "CHECKPOINT")

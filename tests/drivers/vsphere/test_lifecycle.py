@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.support import does, status
+from tests.drivers.support import content_of, does, status
 from tests.drivers.vsphere import simulator
 from tests.drivers.vsphere.simulator import BIG, CHECKPOINT, CRITICAL, MANIFEST, MIB, VMX, Job, Lab, powers_off
 from tests.lab.vcsim import Vcsim
@@ -30,6 +30,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
     kind = "bridge" if both.sim.model == "vpx" else "nat"
     more = ["JobVMNetworking = TRUE", f'JobVMNetworkingType = "{kind}"', 'JobVM_MACADDR = "00:50:56:01:02:03"']
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,bridge", "VM_REPORT_ADDRESS": True}
+    theirs = both.server().vms()
     with both.watched(*more, **settings) as (peer, server, vm):
         assert server.get(vm, "name").startswith(both.job.name)
         wanted = {"hardware.memoryMB": 64, "hardware.numCPU": 2, "guestId": "ubuntu64Guest", "version": "vmx-13"}
@@ -65,6 +66,8 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         assert sorted(os.listdir(both.scratch)) == ["disk-flat.vmdk", "disk.vmdk", "machine.vmx", *ours]
         does(peer, "STOP")
         assert "downloading disk.vmdk (1.0 MiB): 100 %" in peer.quit()
+    assert server.vms() == theirs, "VMs that are no jobs are left alone"
+    assert {server.power(vm) for vm in theirs.values()} == {"poweredOn"}
 
 
 def test_it_counts_as_running_until_its_disks_are_downloaded(lab: Lab) -> None:
@@ -132,14 +135,7 @@ def test_a_shared_disk_is_downloaded_under_a_name_of_its_own(lab: Lab) -> None:
         powers_off(peer, server, vm)
         assert (shared / "disk-flat.vmdk").read_bytes() == lab.job.content
         assert lab.job.disk() == b"s" * MIB
-        assert _content(lab.scratch / "disk.vmdk") == b"s" * MIB
-
-
-def _content(vmdk: Path) -> bytes:
-    """Return the content of a disk, by qemu-img."""
-    raw = vmdk.parent.parent / "content.raw"
-    subprocess.run(["qemu-img", "convert", "-f", "vmdk", "-O", "raw", vmdk, raw], check=True, timeout=DEADLINE)
-    return raw.read_bytes()
+        assert content_of(lab.scratch / "disk.vmdk", "vmdk") == b"s" * MIB
 
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
@@ -158,7 +154,7 @@ def test_a_disk_that_is_not_flat_is_converted_there_and_back(lab: Lab, subformat
         assert disk.read_bytes() == raw.read_bytes()
         disk.write_bytes(b"g" * (2 * MIB))
         powers_off(peer, server)
-        assert _content(lab.scratch / "disk.vmdk") == b"g" * (2 * MIB)
+        assert content_of(lab.scratch / "disk.vmdk", "vmdk") == b"g" * (2 * MIB)
         assert not list(lab.scratch.glob(".*"))
 
 
@@ -224,8 +220,12 @@ def test_a_checkpoint_restarts_on_another_machine(both: Lab) -> None:
         assert "uploading" not in peer.quit(), "the disks were on the server"
 
 
-def test_a_suspended_guest_is_checkpointed(lab: Lab) -> None:
+def test_a_suspended_guest_is_resumed_or_checkpointed_whoever_has_suspended_it(lab: Lab) -> None:
     with lab.watched(CHECKPOINT) as (peer, server, vm):
+        server.wait(vm.SuspendVM_Task())
+        assert status(peer) == {"STATUS": "Suspended"}
+        does(peer, "RESUME")
+        assert server.power(vm) == "poweredOn"
         does(peer, "SUSPEND", "CHECKPOINT")
         (tree,) = server.get(vm, "snapshot").rootSnapshotList
         assert tree.state == "poweredOn", "a snapshot has the memory of a guest that runs"
@@ -335,14 +335,6 @@ def test_the_vm_of_a_job_of_the_same_name_is_left_alone_while_its_server_lives(l
         with lab.running(nameless, scratch=other):
             assert (vm in server.jobs().values()) is alive
             assert len(server.jobs()) == 1 + alive
-
-
-def test_a_vm_that_somebody_suspended_is_suspended(lab: Lab) -> None:
-    with lab.watched() as (peer, server, vm):
-        server.wait(vm.SuspendVM_Task())
-        assert status(peer) == {"STATUS": "Suspended"}
-        does(peer, "RESUME")
-        assert server.power(vm) == "poweredOn"
 
 
 def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: Path, password: Path) -> None:

@@ -71,8 +71,15 @@ def end_after_eviction(pool: Pool, job: Job) -> None:
     job.wait_for_event("terminated", END)
 
 
+def ended(job: Job, timeout: float = START + END) -> dict[str, Any]:
+    """A job's ad after its end."""
+    job.wait_for_event("terminated", timeout)
+    return job.ad()
+
+
 def assert_counted(job: Job, seconds: int, console: str = "vm_console.log") -> None:
-    """One boot, every count once, and the end that the guest chose itself: if it was away, it was resumed."""
+    """Wait for the end: one boot, every count once, and the end that the guest chose; one that was away was resumed."""
+    job.wait_for_event("terminated", END)
     text = (job.directory / console).read_text()
     assert text.count(BANNER) == 1, "it was resumed, it was not booted again"
     assert counts(text) == list(range(1, seconds + 1))

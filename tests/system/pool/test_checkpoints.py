@@ -7,6 +7,7 @@ import pytest
 from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import JOBS, Job, Pool
+from tests.lab.programs import a_program
 from tests.protocol.recordings import STARTER, for_everybody, outline
 from tests.system.pool import outcomes
 from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, end_after_eviction, own_pool
@@ -58,9 +59,7 @@ def guest(home: Path) -> None:
 
 def install(pool: Pool) -> None:
     pool.run("install", "-d", "-m", "700", PLACE)
-    server = pool.directory / "server"
-    server.write_text(SERVER)
-    server.chmod(0o755)
+    a_program(pool.directory / "server", SERVER)
 
 
 pool = own_pool("checkpoints", SETTINGS, install, f"{LAB}/server")
@@ -105,7 +104,6 @@ def test_a_job_restarts_from_a_periodic_checkpoint(pool: Pool, jobs: Mapping[str
     pool.namespace.kill(server, "KILL")
     pool.namespace.kill(starter, "KILL")
     pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
-    job.wait_for_event("terminated", END)
     assert_counted(job, SECONDS)
     assert read_count(job.directory / "guest.img") == SECONDS
 
@@ -130,7 +128,6 @@ def test_a_job_that_is_paused_in_ram_goes_on(pool: Pool, jobs: Mapping[str, Job]
     before = counts(pool.console(job))
     job.command("condor_continue")
     pool.wait_until("the guest to count", lambda: len(counts(pool.console(job))) > len(before) + 1, END)
-    job.wait_for_event("terminated", END)
     assert_counted(job, SECONDS)
 
 
@@ -152,7 +149,6 @@ def test_a_real_starter_is_recorded(pool: Pool, jobs: Mapping[str, Job], request
     job = jobs["recorded"]
     pool.wait_until("a STATUS=Suspended", lambda: "STATUS=Suspended" in pool.told(job), END)
     job.command("condor_continue")
-    job.wait_for_event("terminated", END)
     assert_counted(job, SECONDS)
 
     [file] = pool.wait_until("the transcript's end", lambda: recorded(pool, 3), END)

@@ -10,7 +10,7 @@ import pytest
 from tests.lab.guest import BANNER, growing_sector, make_guest
 from tests.lab.namespace import LAB, REFERENCE_SERVER, VMGAHP
 from tests.lab.pool import JOBS, USER, Job, Pool
-from tests.system.pool.outcomes import END, START
+from tests.system.pool.outcomes import END, START, ended
 
 pytestmark = pytest.mark.pool
 
@@ -28,8 +28,7 @@ def test_the_exit_code_is_in_the_job_ad_and_comes_home(pool: Pool) -> None:
     told = submit("exit-told", 0, "+WantIOProxy = true", "on_exit_remove = VMExitCode =?= 0")
     plain.wait_for_event("held", START + END)
     assert plain.ad()["ChirpVMExitCode"] == 3
-    told.wait_for_event("terminated", START + END)
-    ad = told.ad()
+    ad = ended(told)
     assert (ad["VMExitCode"], ad["ChirpVMExitCode"]) == (0, 0)
     assert ad["JobStatus"] == 4
     found = json.loads((told.directory / "vm_exit.json").read_text())

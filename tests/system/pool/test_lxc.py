@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import JOB_UID
 from tests.lab.namespace import LAB, REPOSITORY, Namespace, default_root, require_namespace
+from tests.lab.programs import a_program
 
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
@@ -116,9 +117,7 @@ def containers(namespace: Namespace, **changes: str) -> Settings:
 
 @pytest.fixture
 def settings(namespace: Namespace) -> Settings:
-    script = namespace.exchange / "make-xml"
-    script.write_text(SCRIPT)
-    script.chmod(0o755)
+    a_program(namespace.exchange / "make-xml", SCRIPT)
     return containers(namespace)
 
 

@@ -15,7 +15,8 @@ import pytest
 from tests.lab.guest import BANNER, make_guest, read_count
 from tests.lab.namespace import LAB
 from tests.lab.pool import JOBS, SUBMIT, USER, Job, Pool
-from tests.system.pool.outcomes import END, START, own_pool
+from tests.lab.programs import a_program
+from tests.system.pool.outcomes import END, START, ended, own_pool
 
 from vmgahp.commands.setup import HOOK_TEXT
 
@@ -76,8 +77,7 @@ def prepare(pool: Pool) -> None:
     place = pool.directory / "means"
     place.mkdir()
     for name, text in FILES.items():
-        (place / name).write_text(text)
-        (place / name).chmod(0o755)
+        a_program(place / name, text)
 
 
 pool = own_pool("means", SETTINGS, prepare)
@@ -138,8 +138,7 @@ def dag(pool: Pool, jobs: Mapping[str, Job]) -> Path:
         ending(CODE)(home / node)
         (home / f"{node}.sub").write_text(SUBMIT.format(name=node) + f"initialdir = {node}\nqueue\n")
     (home / "jobs.dag").write_text(DAG)
-    (home / "post").write_text(POST)
-    (home / "post").chmod(0o755)
+    a_program(home / "post", POST)
     pool.run("chown", "-R", USER, f"{JOBS}/dag")
     pool.run("condor_submit_dag", "-usedagdir", "jobs.dag", user=USER, cwd=f"{JOBS}/dag")
     return home
@@ -147,8 +146,7 @@ def dag(pool: Pool, jobs: Mapping[str, Job]) -> Path:
 
 def test_the_exit_code_is_the_jobs(pool: Pool, jobs: Mapping[str, Job]) -> None:
     job = jobs["plain"]
-    job.wait_for_event("terminated", START + END)
-    ad = job.ad()
+    ad = ended(job)
     assert (ad["JobStatus"], ad["ExitCode"], ad["ExitBySignal"], ad["NumJobCompletions"]) == (4, CODE, False, 1)
     assert f"return value {CODE}" in (job.directory / "job.log").read_text()
 
@@ -163,9 +161,7 @@ def test_a_job_that_has_failed_is_retried(pool: Pool, jobs: Mapping[str, Job]) -
 
 
 def test_a_code_that_means_success_is_success(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    job = jobs["success"]
-    job.wait_for_event("terminated", START + END)
-    ad = job.ad()
+    ad = ended(jobs["success"])
     assert (ad["ExitCode"], ad["NumJobCompletions"]) == (CODE, 1)
 
 
@@ -201,9 +197,7 @@ def test_our_hook_holds_a_job_with_the_reason_of_a_start(pool: Pool, jobs: Mappi
     reason = job.ad()["HoldReason"]
     assert "The VM is to have 2 CPUs, and the job's slot has 1" in reason
     assert "set request_cpus = 2 in the submit file" in reason
-    fitting = jobs["fitting"]
-    fitting.wait_for_event("terminated", START + END)
-    assert fitting.ad()["ExitCode"] == CODE
+    assert ended(jobs["fitting"])["ExitCode"] == CODE
 
 
 def test_a_vm_waits_for_its_time(pool: Pool, jobs: Mapping[str, Job]) -> None:

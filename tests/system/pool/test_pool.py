@@ -7,7 +7,7 @@ import pytest
 from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.namespace import OUR_SERVER
 from tests.lab.pool import Job, Pool
-from tests.system.pool.outcomes import END, START, assert_counted, assert_ended_with_its_guest
+from tests.system.pool.outcomes import END, START, assert_counted, assert_ended_with_its_guest, ended
 
 from vmgahp import cli
 
@@ -101,8 +101,7 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, 
     job.command("condor_continue")
     pool.wait_until("QEMU to be back", lambda: pool.qemu_of(job), END)
     pool.wait_until("the guest to count", lambda: len(counts(pool.console(job))) > len(before) + 2, 30)
-    job.wait_for_event("terminated", END)
-    assert job.ad()["ExitCode"] == 0
+    assert ended(job)["ExitCode"] == 0
     assert_counted(job, LONGER)
     page = job.directory.parent / f"{job.cluster}.html"
     assert cli.main(["vmgahp", "report", str(job.directory), "-o", str(page)]) == 0
@@ -114,8 +113,7 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, 
 def test_a_job_runs_to_its_end_and_its_files_come_home(running: Mapping[str, Job]) -> None:
     """Nothing of the daemon's own business (XML, locks, sockets) lands in the user's directory."""
     job = running["finishing"]
-    job.wait_for_event("terminated", END)
-    ad = job.ad()
+    ad = ended(job)
     assert (ad["JobStatus"], ad["ExitCode"], ad["ExitBySignal"]) == (4, 0, False)
     assert read_count(job.directory / "guest.img") == SECONDS
     assert_counted(job, SECONDS)

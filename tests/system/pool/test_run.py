@@ -15,7 +15,8 @@ import pytest
 from tests.lab import cloud_image, linux_guest
 from tests.lab.namespace import LAB, VMGAHP
 from tests.lab.pool import JOBS, USER, Job, Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, START, own_pool, settle
+from tests.lab.programs import a_program
+from tests.system.pool.outcomes import CHECKPOINT, END, START, ended, own_pool, settle
 
 WHY_NOT = linux_guest.why_no_disk() or cloud_image.why_none()
 pytestmark = [pytest.mark.pool, pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)]
@@ -117,8 +118,7 @@ def with_files(directory: Path) -> None:
     (directory / "data" / "sub").mkdir(parents=True)
     (directory / "data" / "sub" / "noise").write_bytes(NOISE)
     (directory / "data" / "a b,c").write_text("blanks\n")
-    (directory / "fit").write_text(FIT)
-    (directory / "fit").chmod(0o755)
+    a_program(directory / "fit", FIT)
     (directory / "notes").write_text("old\n")
 
 
@@ -208,12 +208,6 @@ DEBIAN = {"bios": "--network nat", "uefi": "--network none --firmware uefi"}
 LOOK = "./fit 12; . /etc/os-release; echo $ID; ls -d /sys/firmware/efi /sys/class/net/*/device; exit 4"
 
 
-def ended(job: Job) -> dict[str, object]:
-    """A job's ad after its end."""
-    job.wait_for_event("terminated", END)
-    return job.ad()
-
-
 def counted(job: Job) -> list[int]:
     name = job.directory.name
     return [int(line) for line in (job.directory / f"{name}.out").read_text().split()]
@@ -295,8 +289,7 @@ def test_a_job_of_vmgahp_run_is_one_of_them(by_command: Job) -> None:
 @pytest.mark.parametrize("name", DEBIAN)
 def test_debian_runs_the_program_when_cloud_init_is_done(debian: Mapping[str, Job], name: str) -> None:
     job = debian[name]
-    job.wait_for_event("terminated", cloud_image.BOOT + END)
-    assert job.ad()["ExitCode"] == 4
+    assert ended(job, cloud_image.BOOT + END)["ExitCode"] == 4
     assert (job.directory / "results/deep/er/copy").read_bytes() == NOISE
     words = (job.directory / f"{name}.out").read_text().split()
     assert words[:7] == ["12", "in", "inputs", "as", "job:", "real", "debian"]

@@ -7,6 +7,7 @@ import pytest
 from tests.lab.guest import make_guest
 from tests.lab.namespace import LAB, REPOSITORY
 from tests.lab.pool import OF_ALL, Pool
+from tests.lab.programs import a_program
 from tests.lab.vmware import convert
 from tests.system.pool.outcomes import CHECKPOINT, assert_counted, go_on_from_checkpoint, own_pool
 
@@ -39,13 +40,9 @@ def install(pool: Pool) -> None:
     state.chmod(0o1777)
     for name in ("VBoxManage", "vmrun"):
         shutil.copyfile(REPOSITORY / "tests" / "lab" / name, place / name)
-    tool = place / "vbox"
-    tool.write_text(f'#!/bin/sh\nVBOX_STATE_DIR={HERE}/state exec python3 {HERE}/VBoxManage "$@"\n')
-    script = place / "script"
+    a_program(place / "vbox", f'VBOX_STATE_DIR={HERE}/state exec python3 {HERE}/VBoxManage "$@"')
     text = (REPOSITORY / "config" / "scripts" / "virtualbox").read_text()
-    script.write_text(text.replace('VBOXMANAGE = "VBoxManage"', f'VBOXMANAGE = "{HERE}/vbox"'))
-    for path in (tool, script):
-        path.chmod(0o755)
+    a_program(place / "script", text.replace('VBOXMANAGE = "VBoxManage"', f'VBOXMANAGE = "{HERE}/vbox"'))
 
 
 pool = own_pool("script", CONFIG, install)

@@ -10,7 +10,7 @@ import pytest
 from tests.lab.namespace import LAB
 from tests.lab.pool import OF_ALL, Job, Pool
 from tests.lab.vmware import VMware, VmwareJob, count_on
-from tests.system.pool.outcomes import CHECKPOINT, END, assert_counted, go_on_from_checkpoint, own_pool
+from tests.system.pool.outcomes import CHECKPOINT, assert_counted, go_on_from_checkpoint, own_pool
 
 pytestmark = pytest.mark.pool
 
@@ -66,7 +66,6 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str
 
 def test_a_job_runs_to_its_end_and_its_disk_comes_home(jobs: Mapping[str, Job]) -> None:
     job = jobs["whole"]
-    job.wait_for_event("terminated", END)
     assert_counted(job, SECONDS, CONSOLE)
     assert count_on(job.directory / "dos.vmdk") == SECONDS
 

@@ -6,6 +6,7 @@ import pytest
 from tests.lab.guest import make_guest, read_count
 from tests.lab.namespace import LAB
 from tests.lab.pool import Pool
+from tests.lab.programs import a_program
 from tests.system.pool.outcomes import END, own_pool
 
 pytestmark = pytest.mark.pool
@@ -32,9 +33,7 @@ NO_DISK = 'vm_disk = /dev/null:null:null\ntransfer_input_files =\n+Image = "site
 
 
 def prepare(pool: Pool) -> None:
-    script = pool.directory / "make-xml"
-    script.write_text(SCRIPT)
-    script.chmod(0o755)
+    a_program(pool.directory / "make-xml", SCRIPT)
     (pool.directory / "images").mkdir()
     make_guest(pool.directory / "images" / "site.img", 1)
 
