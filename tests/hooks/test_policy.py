@@ -537,8 +537,10 @@ def test_a_stage_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(w
     assert "works for a plain job" in said
 
 
-def test_a_mac_hook_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write) -> None:
+def test_a_mac_hook_that_fails_twice_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write) -> None:
     settings = Settings({"VM_MAC_HOOK": write('if grep -q evil; then exit 7; fi; echo "$2"')})
     assert choose_mac(PolicyView(ad(), settings), "vm", "", "", [].append) == ("", "")
     with pytest.raises(JobFault, match="works for a plain job"):
         choose_mac(PolicyView(ad(Owner='"evil"'), settings), "vm", "", "", [].append)
+    once = Settings({"VM_MAC_HOOK": write('cat >/dev/null; [ -e "$0.ran" ] || { touch "$0.ran"; exit 7; }', "once")})
+    assert choose_mac(PolicyView(ad(), once), "vm", "", "", [].append) == ("", "")

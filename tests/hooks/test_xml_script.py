@@ -134,6 +134,11 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_description(script, place
         call(script(BELIEVES.format(place)), lines=[*AD, f'Said = "{said}"'])
 
 
+def test_a_job_has_only_as_much_markup_as_can_be_looked_for(script):
+    with pytest.raises(JobFault, match="Said has XML in it"):
+        call(script("cat >/dev/null; echo '<domain/>'"), lines=[*AD, f'Said = "{"<b " * 10_001}"'])
+
+
 @pytest.mark.parametrize(
     "said", ["disk.img", "a < b && c", "it's", "<10.0.0.1:9618?addrs=10.0.0.1-9618&alias=x>", "A='b c' D='e'", "&amp;"]
 )

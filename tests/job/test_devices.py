@@ -63,8 +63,9 @@ def test_nics_keep_their_order_and_the_classic_one_needs_no_list() -> None:
         ("nat:52:54:00:12:34:56,user:52-54-0-12-34-56", "two NICs"),
         (", ,", "no NIC"),
         ("nat:'/><hostdev/>", "hostdev"),
-        (",".join(["nat"] * 17), "17"),
+        *((",".join(["nat"] * 17), "17"), ("nat" + ":up" * 5_000_000 + ":wifi", "wifi")),
     ],
+    ids=range(13),
 )
 def test_a_list_of_nics_that_makes_no_sense(text: str, part: str) -> None:
     refusal(MISMATCHED, "VMPARAM_vm_NICs", part, settings=NETWORKS, VMPARAM_vm_NICs=f'"{text}"')

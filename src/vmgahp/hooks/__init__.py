@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
-from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
+from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import condor_environment, run
 from vmgahp.host.system_calls import unnamed
 from vmgahp.text import escape, redact
+
+Made = TypeVar("Made")
 
 LONGEST_OUTPUT = 4 << 20
 """The maximum number of bytes that a program may print; libvirt itself accepts 4 MiB in one message."""
@@ -79,19 +83,26 @@ def converse(
     return done.out, done.status, last
 
 
-def whose_fault(fault: MachineFault, label: str, again: Callable[[], object]) -> Fault:
-    """Return the fault for a failed program: it is the job's if `again`, a run for a plain job, works.
+def for_job(label: str, made: Callable[[], Made], plain: Callable[[], object]) -> Made:
+    """Run a program for the job by `made`, once more if that fails and `plain`, a run for a plain job, works.
 
-    The program reads text of the job, and a job must not be able to take the machine out of service by that.
+    The program reads text of the job, and a job must not be able to take the machine out of service by that; nor must a
+    machine that was busy at that moment hold it. Raises `JobFault` and `MachineFault`.
     """
     try:
-        again()
-    except MachineFault:
-        return fault
-    except JobFault:
-        pass  # to reject is to work
-    hint = f"use plain names and values, or ask the administrator of this machine about {label}."
-    return JobFault(MISMATCHED, f"{fault.problem} It works for a plain job, and not for this one.", hint)
+        return made()
+    except MachineFault as fault:
+        with suppress(JobFault):  # to reject is to work
+            try:
+                plain()
+            except MachineFault:
+                raise fault from None
+    try:
+        return made()
+    except MachineFault as fault:
+        hint = f"use plain names and values, or ask the administrator of this machine about {label}."
+        problem = f"{fault.problem} It works for a plain job, and not for this one."
+        raise JobFault(MISMATCHED, problem, hint) from fault
 
 
 def text_of(label: str, output: bytes, status: int, last: str, hint: str, why: str = "") -> str:

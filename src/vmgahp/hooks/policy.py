@@ -28,7 +28,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
-from vmgahp.hooks import NAME_VARIABLE, call, standing, whose_fault
+from vmgahp.hooks import NAME_VARIABLE, call, for_job, standing
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
 from vmgahp.job.policy_view import PolicyView
@@ -60,10 +60,11 @@ def choose_mac(
     def ask(ad: dict[str, object], of: str, environ: dict[str, str]) -> str:
         return call(label, [hook, str(nic), of], json.dumps(ad).encode() + b"\n", settings.call_timeout(), log, environ)
 
-    try:
-        output = ask({**view.ad.values()}, saved, {NAME_VARIABLE: name} | standing(dry))
-    except MachineFault as fault:
-        raise whose_fault(fault, label, lambda: ask({}, "", {NAME_VARIABLE: "plain_1.0"} | standing(True))) from fault
+    output = for_job(
+        label,
+        lambda: ask({**view.ad.values()}, saved, {NAME_VARIABLE: name} | standing(dry)),
+        lambda: ask({}, "", {NAME_VARIABLE: "plain_1.0"} | standing(True)),
+    )
     answer, *more = output.lower().split() or [""]
     if not answer and not more:
         return "", ""
@@ -207,10 +208,7 @@ class Policy:
 
     def _through(self, stage: Stage, xml: str, ad: bytes) -> str:
         _require_trustworthy(stage)
-        try:
-            return self._made(stage, xml, ad)
-        except MachineFault as fault:
-            raise whose_fault(fault, str(stage), lambda: self._made(stage, _plain(xml), b"{}")) from fault
+        return for_job(str(stage), lambda: self._made(stage, xml, ad), lambda: self._made(stage, _plain(xml), b"{}"))
 
     def _made(self, stage: Stage, xml: str, ad: bytes) -> str:
         argv = [stage.path]

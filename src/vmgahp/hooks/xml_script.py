@@ -39,6 +39,8 @@ _MARKUP = (
     r"|['\"]\s*[A-Za-z_][\w.:-]*\s*=\s*['\"][^'\"]{0,40}"  # attributes
 )
 """The forms of markup: text without any of them cannot become more than text."""
+_MOST_MARKUP = 10_000
+"""The most markup of a job: all of the XML is searched for each piece of it."""
 _SPACE = " \t\n\r"
 _BLANK = _SPACE + "\v\f"
 _WORD = f"(?:'(?:[^']|'')*+'|[^{_SPACE}'])+"
@@ -89,11 +91,10 @@ def run(
     def made(lines: Iterable[str], name: str) -> str:
         return _run([script, *words], lines, deadline, log_line, name)
 
-    try:
-        xml = made(ad_lines, name)
-    except MachineFault as fault:
-        again = plain("/scratch", "plain_1.0", vm_type)
-        raise hooks.whose_fault(fault, f"{SETTING} ({script})", lambda: made(again, name and "plain_1.0")) from fault
+    again = plain("/scratch", "plain_1.0", vm_type)
+    xml = hooks.for_job(
+        f"{SETTING} ({script})", lambda: made(ad_lines, name), lambda: made(again, name and "plain_1.0")
+    )
     _require_no_markup(ad_lines, xml)
     return xml
 
@@ -103,12 +104,16 @@ def _require_no_markup(ad_lines: Iterable[str], xml: str) -> None:
 
     The markup of a job's attribute appears literally in the XML only if the script has inserted it without escaping.
     """
-    lower = xml.lower()
+    lower, left = xml.lower(), _MOST_MARKUP
     for line in ad_lines:
         name, _, said = line.partition("=")
         if is_private(name.strip()) or not _MARKS.intersection(said):
             continue
-        for piece in re.findall(_MARKUP, said.replace('\\"', '"')):
+        pieces = re.findall(_MARKUP, said.replace('\\"', '"'))
+        if (left := left - len(pieces)) < 0:
+            problem = f"{name.strip()} has XML in it, and the job has more than {_MOST_MARKUP} pieces of such text."
+            raise JobFault(MISMATCHED, problem, "write plain names and values.")
+        for piece in pieces:
             if piece.lower() in lower:
                 where = f"{name.strip()} has XML in it, and the description of the VM would have it, too"
                 raise JobFault(MISMATCHED, f"{where}: {shown(piece)}.", "write plain names and values.")

@@ -184,12 +184,13 @@ def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] |
     if not text:
         return classic(ad, settings, kinds)
     offered = settings.networking_types() if kinds is None else kinds
-    found = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
-    if not found:
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    if not entries:
         raise options.refused("NICs", "it names no NIC", _NICS_HINT)
-    if len(found) > MOST_NICS:
-        problem = f"it names {len(found)} NICs, and a VM can have {MOST_NICS}"
+    if len(entries) > MOST_NICS:
+        problem = f"it names {len(entries)} NICs, and a VM can have {MOST_NICS}"
         raise options.refused("NICs", problem, "ask for fewer NICs.")
+    found = [_nic(entry, options, offered) for entry in entries]
     addresses = [nic.mac for nic in found if nic.mac]
     if twice := next((address for address in addresses if addresses.count(address) > 1), ""):
         raise options.refused("NICs", f"two NICs have the address {twice}", "give every NIC its own MAC address.")
@@ -258,16 +259,17 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
         if said.setdefault(what, value) != value:
             raise refused(f"it says the {what} twice, {said[what]} and {value}")
 
+    words.reverse()  # an expression may make millions of them, and to take the first of a list moves all others
     while words:
-        word = words.pop(0)
+        word = words.pop()
         if word in MODELS:
             take("model", word)
         elif word in ("up", "down"):
             take("link", word)
         else:
             # A MAC address has colons of its own.
-            while word.count(":") < 5 and "-" not in word and words and words[0] not in (*MODELS, "up", "down"):
-                word += ":" + words.pop(0)
+            while word.count(":") < 5 and "-" not in word and words and words[-1] not in (*MODELS, "up", "down"):
+                word += ":" + words.pop()
             address, problem = _address(word)
             if problem:
                 raise refused(f"{shown(word)} {problem}")

@@ -148,6 +148,12 @@ def test_an_image_whose_format_is_said_to_be_raw_and_is_not_is_refused(home, sub
     assert "taken as raw" in submit("disk", "disk.qcow2", "--format", "raw", *MEMORY, lax=False)[1]
 
 
+@pytest.mark.parametrize("line", ["\n", "RW 1", "RW 1 "])
+def test_a_description_that_is_made_to_be_much_work_is_not(tmp_path: Path, line: str) -> None:
+    (tmp_path / "x.vmdk").write_text("# Disk DescriptorFile\n" + line + line[-1] * (1 << 20))
+    assert images.flat_names(f"{tmp_path}/x.vmdk") == []
+
+
 @pytest.mark.parametrize("size", [0, 511])
 def test_what_is_smaller_than_a_sector_is_no_disk(home, refused, size):
     (home / "x.img").write_bytes(bytes(size))

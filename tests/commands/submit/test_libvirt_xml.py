@@ -471,6 +471,9 @@ WIDE = {
     "elements": "<domain>" + "<a/>" * 49_000 + "</domain>",
     "NICs": "<domain><memory>1</memory><devices>" + "<interface type='user'/>" * 49_000 + "</devices></domain>",
     "disks": "<domain><devices>" + "<disk><source file='x.img'/></disk>" * 16_000 + "</devices></domain>",
+    "floppies": "<domain><os><type arch='aarch64'>hvm</type></os><devices>"
+    + "".join(f"<disk{word}><source file='x'/></disk>" * 12_000 for word in ("", " device='floppy'"))
+    + "</devices></domain>",
     "attributes of many": "<domain><memory>1</memory><devices>"
     + ("<interface type='user'><mac " + " ".join(f"a{number}=''" for number in range(450)) + "/></interface>") * 1000
     + "</devices></domain>",

@@ -1,5 +1,7 @@
 """`vmgahp submit vmx`: the boot order, the drives that are none, encryption, and the report of every entry."""
 
+import time
+
 import pytest
 
 from tests.commands.submit import samples
@@ -114,6 +116,13 @@ def test_the_order_of_booting(of, entries, order):
 def test_the_guest_keeps_the_names_of_its_disks_whatever_boots_first(of):
     entries = drive("scsi0:0", "a.vmdk") | drive("scsi0:1", "b.vmdk") | {"bios.hddOrder": "scsi0:1"}
     assert of(HEAD | entries)[0]["vm_disk"] == "b.vmdk:sdb:w:vmdk,a.vmdk:sda:w:vmdk"
+
+
+def test_an_order_that_is_made_to_be_much_work_is_not(of):
+    drives = {f"sata{at // 999}:{at % 999}.{name}": "1" for at in range(7000) for name in ("present", "fileName")}
+    began = time.process_time()
+    of(HEAD | drives | {"bios.hddOrder": "a," * 300_000}, status=1)
+    assert time.process_time() - began < 8
 
 
 def test_what_no_job_boots_from_is_left_out(of):

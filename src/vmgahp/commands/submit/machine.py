@@ -226,13 +226,15 @@ def fit_buses(made: Guest, summary: Summary) -> None:
     """Put every disk on a bus that the machine of its firmware and architecture has (`vmgahp.domain.build`)."""
     arm, is_uefi = made.options.get("Arch") == ARM, made.options.get("Firmware") in ("uefi", "uefi-secure")
     is_ours = made.finish is None and made.vm_type != "xen"  # --as-is and Xen have buses of their own
-    for disk in [*made.disks]:
+    disks, made.disks = made.disks, []
+    for disk in disks:
         is_scsi = arm or disk.shared or (disk.boot_class == "hd" and not disk.writable)
         was, now = "SCSI" if disk.bus == "scsi" else "SATA", "SCSI" if is_scsi else "SATA"  # of a device such as sda
         if arm and disk.boot_class == "fd":
             summary.lose(disk.place, disk.what or f"floppy {disk.path}", "machines of aarch64 have no floppy drive")
-            made.disks.remove(disk)
-        elif disk.device.startswith("hd") or (disk.bus == "ide" and not disk.device):
+            continue
+        made.disks.append(disk)
+        if disk.device.startswith("hd") or (disk.bus == "ide" and not disk.device):
             if arm or is_uefi:
                 why = f"machines {'of aarch64' if arm else 'with UEFI'} have no IDE"
             elif disk.boot_class == "hd" and not disk.writable:

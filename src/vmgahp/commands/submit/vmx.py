@@ -106,10 +106,10 @@ def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
     )
     classes = summary.boot_order(("bios.bootOrder", word) for word in order)
     by_class = list(dict.fromkeys([*classes, *BOOT_CLASSES]))
+    turns = {word: turn for turn, word in enumerate(dict.fromkeys(first))}
 
     def key(disk: GuestDisk) -> tuple[int, int]:
-        place = disk.place.partition(".")[0]
-        return by_class.index(disk.boot_class), first.index(place) if place in first else len(first)
+        return by_class.index(disk.boot_class), turns.get(disk.place.partition(".")[0], len(turns))
 
     for turn, disk in enumerate(sorted(made.disks, key=key), 1) if names else ():
         disk.boot = turn
