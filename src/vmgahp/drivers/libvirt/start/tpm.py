@@ -120,10 +120,14 @@ def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) ->
         command += ["--tpmstate", f"backend-uri=file://{_state(directory)}"]
         try:
             # It may outlive the thread that starts it.
-            return run.begin(command, identity, (), stderr=stderr, pass_fds=(descriptor, state))
+            process = run.begin(command, identity, (), stderr=stderr, pass_fds=(descriptor, state))
         except OSError as error:
             problem = f"{PROGRAM}, the software TPM, cannot be run: {error.strerror}."
             raise errors.MachineFault(problem, "see that it is installed and whole.") from error
+        # swtpm opens or creates it. Of a name that the kernel has not looked up, AppArmor logs that as denied.
+        with suppress(OSError):
+            os.lstat(f"/proc/{process.pid}/fd/{state}")
+        return process
 
 
 def _state(directory: str) -> str:
