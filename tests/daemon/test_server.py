@@ -20,7 +20,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.daemon import job_ad_file, server
 from vmgahp.daemon.job_ad_file import JobAdFile
-from vmgahp.host import budget, child
+from vmgahp.host import budget, child, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.wait import Task
 from vmgahp.job.ad import JobAd
@@ -540,6 +540,11 @@ def test_a_start_that_waits_for_a_file_of_the_jobs_is_the_jobs_fault(scratch, mo
         assert task.wait(DEADLINE)
     made._leave_directory(1)
     assert f"waited for {scratch}/memory" in (scratch / "vm_error.txt").read_text()
+    made, call = a_start(scratch)
+    made._directories[1] = str(scratch), None
+    monkeypatch.setattr(proc, "awaited_file", lambda _: f"{scratch}0/memory")
+    made._judge(call, 0)
+    assert call.late == errors.CRITICAL, "it is of another job"
 
 
 def test_the_hypervisor_in_memory_is_for_tests_only(scratch: Path) -> None:

@@ -440,7 +440,8 @@ class Server:
 
         directory, _ = self._directories.get(call.vm.id, ("", None))
         path = proc.awaited_file(thread)
-        if call.late != errors.CRITICAL or self._identity is None or not directory or not path.startswith(directory):
+        is_the_jobs = directory != "" and f"{path}/".startswith(f"{directory}/")
+        if call.late != errors.CRITICAL or self._identity is None or not is_the_jobs:
             return
         problem, hint = f"The START has waited for {path} too long.", "see what the job's processes do with that file."
         error = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
@@ -478,9 +479,7 @@ class Server:
         from vmgahp.host import runtime_dir  # before the first reply it would cost too much
 
         assert call.job is not None
-        # The job may have mounted a file system on the directory itself that never answers.
-        above, name = os.path.split(os.path.normpath(call.job.working_dir()))
-        directory, claimed = os.path.join(os.path.realpath(above), name), None
+        directory, claimed = job_user.resolved(call.job.working_dir()), None
         try:
             claimed = runtime_dir.claim_scratch(directory)
         except (errors.MachineFault, OSError) as error:

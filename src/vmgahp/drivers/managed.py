@@ -529,8 +529,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         A job can mount one on its scratch directory, or on a directory there, that fails in every way.
         """
         name, directory = error.filename, job.working_dir()
-        # EXECUTE may be behind a link; of what the job may have mounted in it root asks nothing.
-        behind = os.path.join(os.path.realpath(os.path.dirname(directory)), os.path.basename(directory))
+        behind = job_user.resolved(directory)
         places = tuple(os.path.join(place, "") for place in (directory, behind))
         is_there = isinstance(name, str) and os.path.join(name, "").startswith(places)
         if is_there or (name is None and (error.errno in OF_FILES or job_user.is_mounted_on(behind))):

@@ -466,6 +466,15 @@ def _is_mounted_read_only(directory: str) -> bool:
     return bool(here) and "ro" in here[-1].options and not here[-1].kind.startswith("fuse")
 
 
+def resolved(directory: str) -> str:
+    """Return the path of a scratch directory without links above it; EXECUTE may be behind one.
+
+    Root asks nothing of the directory itself, on which the job may have mounted a file system that never answers.
+    """
+    above, name = os.path.split(os.path.normpath(directory))
+    return os.path.join(os.path.realpath(above), name)
+
+
 def is_mounted_on(directory: str) -> bool:
     """Return True if a FUSE file system, which any user can mount, is on the scratch directory or below it."""
     from vmgahp.host.proc import mounts  # as in `_execute`
