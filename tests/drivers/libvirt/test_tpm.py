@@ -12,7 +12,11 @@ from vmgahp.host import proc, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.testing.contract import until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or tpm.why_none(True) != "", reason="needs root and swtpm")
+pytestmark = [
+    pytest.mark.qemu,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    pytest.mark.skipif(tpm.why_none(True) != "", reason="needs swtpm"),
+]
 
 
 def test_its_user_can_write_nothing_outside_of_its_own_memory(user: Identity, scratch: Path) -> None:
