@@ -112,13 +112,11 @@ class HypervisorFault(MachineFault):
         super().__init__(problem, hint, code)
 
 
-_PERHAPS_THE_MACHINES = frozenset(
-    (
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOBUFS),
-        *(errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EUCLEAN),
-        *(errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED),
-        *(errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-    )
+_PERHAPS_THE_MACHINES = (
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.ENOBUFS),
+    *(errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EUCLEAN),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNREFUSED),
+    *(errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
 )
 
 

@@ -104,12 +104,9 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
         passed |= {finding.check}  # those who are not root are told so by many checks, of which one is "root"
         named = [one for one in failed if one.check == finding.because and one.check not in passed]
         if not finding.because and finding.verdict != OK:
-            needs = row_of(finding.check).needs
-            named = [
-                one
-                for one in failed
-                if one.check in needs and one.check not in passed and (one.verdict == BAD or finding.verdict == UNKNOWN)
-            ]
+            needs = set(row_of(finding.check).needs) - passed
+            causes = [one for one in failed if one.verdict == BAD or finding.verdict == UNKNOWN]
+            named = [one for one in causes if one.check in needs]
         if named:
             return cause(named[0], passed) or named[0].check
         return finding.because if finding.because != finding.check else ""

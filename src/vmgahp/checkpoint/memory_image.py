@@ -190,6 +190,5 @@ def inspect_xen(fd: int) -> int:
 def substitute_xen(fd: int, xml: str) -> Substitute:
     """Return the memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
     offset, text = inspect_xen(fd), xml.encode() + b"\0"
-    return Substitute(
-        _XEN_HEAD.pack(XEN_MAGIC, XEN_VERSION, len(text)) + text, lambda pipe: pipe.write_file(fd, offset)
-    )
+    head = _XEN_HEAD.pack(XEN_MAGIC, XEN_VERSION, len(text)) + text
+    return Substitute(head, lambda pipe: pipe.write_file(fd, offset))

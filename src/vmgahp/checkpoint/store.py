@@ -348,11 +348,8 @@ def differences(
             had, has = len(then[device]) - 1, len(refs) - 1
             reasons.append(f"{about or 'it'} had {had} backing files and has {has} now")
             continue
-        found = [
-            difference
-            for file, ref in zip(then[device], refs, strict=True)
-            if (difference := _difference(identity, directory, file, ref))
-        ]
+        pairs = zip(then[device], refs, strict=True)
+        found = [why for file, ref in pairs if (why := _difference(identity, directory, file, ref))]
         # One reason is enough for a disk; for other files all are given.
         reasons += [f"{about}: {found[0]}"] if about and found else found
     return reasons

@@ -79,11 +79,8 @@ class _Tool(Parser):
 
 def tool_parser(chosen: str = "") -> Parser:
     """Make the parser of ``vmgahp``, with the arguments of the chosen command, or of all for the manual pages."""
-    parser = _Tool(
-        prog="vmgahp",
-        description="Virtual machines as HTCondor jobs. HTCondor itself starts condor_vm-gahp (VM_GAHP_SERVER); "
-        "this is the command-line tool beside it.",
-    )
+    text = "Virtual machines as HTCondor jobs. HTCondor itself starts condor_vm-gahp (VM_GAHP_SERVER); "
+    parser = _Tool(prog="vmgahp", description=text + "this is the command-line tool beside it.")
     parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for row in COMMANDS:

@@ -364,10 +364,9 @@ class Server:
             import traceback
 
             self.log.always("".join(traceback.format_exception(error)))
-            outcome = errors.HypervisorFault(
-                f"{call.operation} ended in an unexpected {type(error).__name__}: {error}.",
-                "this is a defect of the server: please report it with the log.",
-            )
+            problem = f"{call.operation} ended in an unexpected {type(error).__name__}: {error}."
+            hint = "this is a defect of the server: please report it with the log."
+            outcome = errors.HypervisorFault(problem, hint)
         if call.operation == lifecycle.START and isinstance(outcome, errors.Fault):
             outcome = self._explain(call, outcome)
         if self._collector is not None:

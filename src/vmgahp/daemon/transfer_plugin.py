@@ -114,10 +114,9 @@ def _allowed(path: str, directories: Sequence[str], url: str) -> str:
     """
     real = os.path.realpath(path)
     if not any(os.path.commonpath((real, directory)) == directory for directory in directories):
-        raise TransferError(
-            f"{shown(url)}: {shown(path)} is in no directory from which this machine lets jobs take images "
-            f"({SETTING} = {', '.join(directories) or 'none'})."
-        )
+        known = f"{SETTING} = {', '.join(directories) or 'none'}"
+        problem = f"{shown(path)} is in no directory from which this machine lets jobs take images ({known})"
+        raise TransferError(f"{shown(url)}: {problem}.")
     return real
 
 
@@ -260,10 +259,8 @@ def _new(value: str | int) -> str:
 
 def _write(outfile: str, results: Sequence[dict[str, str | int]]) -> bool:
     """Write the results over the beginning of the file that HTCondor has filled with blanks, and keep its length."""
-    text = "".join(
-        "[ " + "; ".join(f"{attribute} = {_new(value)}" for attribute, value in result.items()) + " ]\n"
-        for result in results
-    )
+    ads = ("; ".join(f"{attribute} = {_new(value)}" for attribute, value in result.items()) for result in results)
+    text = "".join(f"[ {ad} ]\n" for ad in ads)
     try:
         descriptor = os.open(outfile, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "wb") as file:

@@ -244,11 +244,8 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, ours:
     by_name = _handed_over(wanted) - _handed_over(domain)
     found += [f"QEMU is to open {file} by its name" for file, _ in sorted(by_name)]
     tags = {child.tag for child in wanted}
-    found += [
-        f"it has an element {child.tag} of QEMU's own, which was not asked for"
-        for child in domain
-        if child.tag.startswith("{") and child.tag not in tags
-    ]
+    added = [child.tag for child in domain if child.tag.startswith("{") and child.tag not in tags]
+    found += [f"it has an element {tag} of QEMU's own, which was not asked for" for tag in added]
     live, left = (
         [device for device in each.iterfind("devices/*") if device.tag not in but] for each in (domain, wanted)
     )

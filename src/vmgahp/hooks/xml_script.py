@@ -91,10 +91,8 @@ def run(
     def made(lines: Iterable[str], name: str) -> str:
         return _run([script, *words], lines, deadline, log_line, name)
 
-    again = plain("/scratch", "plain_1.0", vm_type)
-    xml = hooks.for_job(
-        f"{SETTING} ({script})", lambda: made(ad_lines, name), lambda: made(again, name and "plain_1.0")
-    )
+    again, label = plain("/scratch", "plain_1.0", vm_type), f"{SETTING} ({script})"
+    xml = hooks.for_job(label, lambda: made(ad_lines, name), lambda: made(again, name and "plain_1.0"))
     _require_no_markup(ad_lines, xml)
     return xml
 
@@ -155,12 +153,10 @@ def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Ca
         what = f"{error}" if xml.lstrip().startswith("<") else shown(redact(xml.strip())[:200])
         raise MachineFault(f"{label} printed what is not XML: {what}.{last}", by_hand) from error
     if name and domain.findtext("name") != name:
-        raise MachineFault(
-            f"{label} named the domain {shown(domain.findtext('name'))}."
-            if domain.tag == "domain"
-            else f"{label} printed the XML of {shown(domain.tag)}, and not of a domain.",
-            f"let it use VMPARAM_VM_NAME, here {name}: the startd looks for the VM under that name.",
-        )
+        other = f"{label} printed the XML of {shown(domain.tag)}, and not of a domain."
+        renamed = f"{label} named the domain {shown(domain.findtext('name'))}."
+        hint = f"let it use VMPARAM_VM_NAME, here {name}: the startd looks for the VM under that name."
+        raise MachineFault(renamed if domain.tag == "domain" else other, hint)
     return made
 
 
@@ -242,11 +238,10 @@ def inspect(script: str, arguments: str) -> str:
     if interpreter is None:
         return ""
     if not os.access(interpreter, os.X_OK):
-        raise MachineFault(
-            f"{SETTING} = {script} cannot be run: it begins with {shown(first.decode(errors='replace'))}, and no such "
-            "interpreter is there.",
-            f"install it, or correct the first line (such as #!/bin/sh, with no carriage return), {_OR}.",
-        )
+        line = shown(first.decode(errors="replace"))
+        problem = f"{SETTING} = {script} cannot be run: it begins with {line}, and no such interpreter is there."
+        hint = f"install it, or correct the first line (such as #!/bin/sh, with no carriage return), {_OR}."
+        raise MachineFault(problem, hint)
     return interpreter
 
 

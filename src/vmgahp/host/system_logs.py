@@ -39,10 +39,8 @@ def killed(pid: int, log: str = KERNEL_LOG) -> Killed | None:
             limit = _number(text.partition(b"limit ")[2])
         elif text.startswith(b"oom-kill:"):
             said = dict(word.partition(b"=")[::2] for word in text.removeprefix(b"oom-kill:").split(b","))
-            if (
-                _number(said.get(b"pid", b"")) == pid
-                and 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - when < KILL_LASTS
-            ):
+            since = time.clock_gettime(time.CLOCK_MONOTONIC) - when
+            if _number(said.get(b"pid", b"")) == pid and 0 <= since < KILL_LASTS:
                 group = said.get(b"oom_memcg", b"").decode(errors="replace")
                 found = Killed(group, limit if group else 0)
             limit = 0

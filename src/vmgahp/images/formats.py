@@ -21,10 +21,8 @@ from vmgahp.host import budget
 from vmgahp.host.job_user import Identity
 from vmgahp.text import has_control, not_for_xml, shown
 
-FORMATS = {name: name for name in ("raw", "iso", "qcow2", "qcow", "qed", "vmdk", "vdi", "vpc")} | {
-    "iso": "raw",
-    "vhd": "vpc",
-}
+FORMATS = {name: name for name in ("raw", "iso", "qcow2", "qcow", "qed", "vmdk", "vdi", "vpc")}
+FORMATS |= {"iso": "raw", "vhd": "vpc"}
 """The image formats of vm_disk, each with its name for libvirt and QEMU (libvirt's storagecommon.rng, without vhdx)."""
 
 BY_ENDING = {f".{name}": image_format for name, image_format in FORMATS.items()}
@@ -330,13 +328,10 @@ _EXTENT = re.compile(
     rb'(?:[ \t]+"([^"\r\n]*)"(?:[ \t]+([0-9]{1,15}))?)?[ \t]*\r?$',
     _VMDK_LINES,
 )
-_BEGINNINGS = tuple(
-    (re.compile(beginning, _VMDK_LINES), whole)
-    for beginning, whole in (
-        (rb"^[ \t]*createType[ \t]*=", _CREATE_TYPE),
-        (rb"^[ \t]*parentFileNameHint[ \t]*=", _PARENT),
-        (rb"^[ \t]*(?:RW|RDONLY|NOACCESS)[ \t]", _EXTENT),
-    )
+_BEGINNINGS = (
+    (re.compile(rb"^[ \t]*createType[ \t]*=", _VMDK_LINES), _CREATE_TYPE),
+    (re.compile(rb"^[ \t]*parentFileNameHint[ \t]*=", _VMDK_LINES), _PARENT),
+    (re.compile(rb"^[ \t]*(?:RW|RDONLY|NOACCESS)[ \t]", _VMDK_LINES), _EXTENT),
 )
 """The beginnings of relevant lines, each with the only form that is accepted. VMware may accept more
 forms, so a line that begins like one and is not of that form is refused."""

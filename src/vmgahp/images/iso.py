@@ -204,9 +204,8 @@ def _image(output: BinaryIO, label: str, files: list[list[Any]], mode: int) -> N
                 continue
             isos[here] = f"{isos[above]}/D{len(isos):07d}"
             joliets[here] = f"{joliets[above]}/{_joliet(parts[depth - 1], taken.setdefault(above, set()))}"
-            image.add_directory(
-                isos[here], rr_name=parts[depth - 1], joliet_path=joliets[here], file_mode=0o040000 | mode | 0o111
-            )
+            access = 0o040000 | mode | 0o111
+            image.add_directory(isos[here], rr_name=parts[depth - 1], joliet_path=joliets[here], file_mode=access)
         above = "/".join(parts[:-1])
         image.add_fp(
             open(descriptor, "rb", closefd=False),  # noqa: SIM115 - read when the image is written

@@ -111,12 +111,11 @@ class _Lease:
             else:
                 return True
         if needed:
-            raise _refused(
-                self._image,
-                f"is {why}",
+            hint = (
                 "transfer the image with the job, convert it to raw, or ask the administrator to let QEMU run as the "
-                "job's user (vmgahp doctor, with VM_RUN_AS_JOB_USER = True, says what that takes).",
             )
+            hint += "job's user (vmgahp doctor, with VM_RUN_AS_JOB_USER = True, says what that takes)."
+            raise _refused(self._image, f"is {why}", hint)
         return False
 
     def _wait(self, end: float) -> None:

@@ -111,10 +111,9 @@ class Disk(NamedTuple):
         if not self.mark:
             return ""
         name = os.path.basename(self.path)
-        return (
-            f"{name} is taken for a raw image, and begins like {self.mark}: a guest that sees the header of an image "
-            f"does not boot. Write {name}:{self.device}:{'w' if self.writable else 'r'}:{self.mark} in vm_disk."
-        )
+        entry = f"{name}:{self.device}:{'w' if self.writable else 'r'}:{self.mark}"
+        doubt = f"{name} is taken for a raw image, and begins like {self.mark}"
+        return f"{doubt}: a guest that sees the header of an image does not boot. Write {entry} in vm_disk."
 
     @property
     def is_made(self) -> bool:

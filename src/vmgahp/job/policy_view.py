@@ -13,11 +13,8 @@ from vmgahp.job.attributes import ARCHES, ATTRIBUTES, GENERAL, OPTION_PREFIX, OP
 from vmgahp.job.disks import DISK, entries
 from vmgahp.job.vm_spec import LEAST_MEMORY_MIB, first_integer, nics
 
-_ANY_CASE = {
-    "JobVMNetworkingType",
-    "JobVM_MACADDR",
-    *(OPTION_PREFIX + option for option in ("Arch", "Firmware", "NICs", "Share_Dirs", "Topology")),
-}
+_ANY_CASE = {OPTION_PREFIX + option for option in ("Arch", "Firmware", "NICs", "Share_Dirs", "Topology")}
+_ANY_CASE |= {"JobVMNetworkingType", "JobVM_MACADDR"}
 """The attributes whose values are case-insensitive."""
 
 

@@ -162,12 +162,8 @@ class JobUpdates:
     def unsaid(self) -> list[tuple[Name, Value]]:
         """Return the values that the starter has not taken yet, in the order of the table."""
         with self._lock:
-            return [
-                (name, self._values[name.attribute])
-                for name in NAMES
-                if name.attribute in self._values
-                and self._said.get(name.attribute, self) != self._values[name.attribute]
-            ]
+            known = [(name, self._values[name.attribute]) for name in NAMES if name.attribute in self._values]
+            return [(name, value) for name, value in known if self._said.get(name.attribute, self) != value]
 
     def is_urgent(self) -> bool:
         """Return True if there is more to report than figures."""

@@ -246,11 +246,8 @@ class Requests:
 
     def overdue(self, now: float) -> list[Request]:
         """Mark the requests that condor_starter would give up now as overdue, and return each of them once."""
-        late = [
-            request
-            for request in self.pending.values()
-            if request.state is RequestState.ACCEPTED and now >= request.deadline()
-        ]
+        waiting = [request for request in self.pending.values() if request.state is RequestState.ACCEPTED]
+        late = [request for request in waiting if now >= request.deadline()]
         for request in late:
             request.state = RequestState.OVERDUE
         return late

@@ -234,6 +234,11 @@ def ended_at(
         return beside(operate, end)[1]
 
 
+LAST = {"suspend": "save.written", "resume": "restore.made", "checkpoint": "checkpoint.saved"}
+LAST |= {"resume a checkpoint": "restore.set_aside"}
+"""The point of each operation at which it is interrupted."""
+
+
 class DriverContract:
     """The tests of the contract. Subclass it with a name that begins with Test, and a fixture `subject`."""
 
@@ -266,17 +271,7 @@ class DriverContract:
         assert points.count("end.released") == isinstance(machine, ManagedMachine)
 
     @pytest.mark.parametrize(
-        ("operation", "point"),
-        [
-            ("suspend", ""),
-            ("suspend", "save.written"),
-            ("resume", ""),
-            ("resume", "restore.made"),
-            ("checkpoint", ""),
-            ("checkpoint", "checkpoint.saved"),
-            ("resume a checkpoint", ""),
-            ("resume a checkpoint", "restore.set_aside"),
-        ],
+        ("operation", "point"), [(operation, point) for operation, last in LAST.items() for point in ("", last)]
     )
     def test_an_end_in_the_middle_of_an_operation_leaves_no_vm_and_nothing_torn(
         self, subject: Subject, job: JobAd, driver: Driver, operation: str, point: str, monkeypatch: pytest.MonkeyPatch

@@ -25,15 +25,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "after --: another server, such as /usr/sbin/condor_vm-gahp -f -t -M 3"
     add("server", nargs="*", metavar="COMMAND", help=text)
     command.set_defaults(run=run)
+    recorded = "vmgahp console -- vmgahp record -o /root/talk.txt -- condor_vm-gahp -f -t -M 3"
     tell(
         command,
         examples=[
             ("vmgahp console", "the server of this package, in a scratch directory of its own"),
             ("vmgahp console -- /usr/sbin/condor_vm-gahp -f -t -M 3", "HTCondor's server"),
-            (
-                "vmgahp console -- vmgahp record -o /root/talk.txt -- condor_vm-gahp -f -t -M 3",
-                "write the conversation down",
-            ),
+            (recorded, "write the conversation down"),
         ],
         statuses={
             0: "Nothing failed.",

@@ -34,19 +34,16 @@ RECOVER = for_root("doctor", "--recover")
 
 def installed(context: Context) -> Finding:
     """Check that HTCondor is installed."""
-    check = Check(
-        "HTCondor", "condor_config_val, beside the daemon that started this, on PATH and in the usual directories"
-    )
+    places = "beside the daemon that started this, on PATH and in the usual directories"
+    check = Check("HTCondor", f"condor_config_val, {places}")
     if context.tool:
         return check.ok(f"{context.tool} is there")
     if context.own_settings:
         seen = "There is none: the settings are a file's, and jobs are run by hand with vmgahp serve."
         return check.off(seen, "nothing, if that is what you want.")
-    return check.bad(
-        "There is no condor_config_val, so no HTCondor whose startd could offer VMs.",
-        "install HTCondor, or put the directory of condor_config_val on PATH (set CONDOR_CONFIG where its "
-        "configuration is not in /etc/condor).",
-    )
+    elsewhere = "set CONDOR_CONFIG where its configuration is not in /etc/condor"
+    hint = f"install HTCondor, or put the directory of condor_config_val on PATH ({elsewhere})."
+    return check.bad("There is no condor_config_val, so no HTCondor whose startd could offer VMs.", hint)
 
 
 def not_configured(context: Context) -> Finding | None:
@@ -82,10 +79,8 @@ def vm_type(context: Context) -> Finding:
     check = Check("VM_TYPE", "VM_TYPE, the one type that the startd offers")
     if not name:
         judge = check.off if context.own_settings else check.bad
-        return judge(
-            "VM_TYPE is not set: HTCondor has no VM universe on this machine.",
-            f"set VM_TYPE = kvm in HTCondor's configuration; then {RESTART}",
-        )
+        hint = f"set VM_TYPE = kvm in HTCondor's configuration; then {RESTART}"
+        return judge("VM_TYPE is not set: HTCondor has no VM universe on this machine.", hint)
     try:
         base.find(name.lower())
     except errors.Fault as fault:
@@ -218,14 +213,12 @@ def slots(context: Context) -> Finding | None:
         seen = f"NUM_CPUS = {offered}, and this machine has {cpus} CPUs: VMs and other jobs share what there is."
         return check.off(seen, f"take NUM_CPUS out, or set it to {cpus} at most.")
     vms = min(number for number in (offered or cpus, most) if number)
-    if memory + vms * need > whole:
-        seen = (
-            f"VM_MEMORY = {memory} MiB is for guests, and the QEMU of each of {vms} VMs may need {need} MiB beside: "
-            f"together {memory + vms * need} MiB of the {whole} MiB of this machine."
-        )
+    if (together := memory + vms * need) > whole:
+        seen = f"VM_MEMORY = {memory} MiB is for guests, and the QEMU of each of {vms} VMs may need {need} MiB beside: "
+        seen += f"together {together} MiB of the {whole} MiB of this machine."
         hint = f"set VM_MEMORY to {max(whole - vms * need, 0)} at most, or VM_MAX_NUMBER to fewer VMs."
         return check.off(seen, hint)
-    return check.ok(f"{vms} VMs with all of VM_MEMORY need {memory + vms * need} of {whole} MiB")
+    return check.ok(f"{vms} VMs with all of VM_MEMORY need {together} of {whole} MiB")
 
 
 def _number(context: Context, name: str) -> int:

@@ -39,9 +39,8 @@ def root(context: Context) -> Finding:
     user = f"user id {os.geteuid()}"
     if context.blind:
         return check.for_root(f"This is {user}, and what only root may look at, who runs the jobs' server, is open.")
-    return check.ok(
-        "root, as HTCondor runs the server" if context.is_root else f"{user}, whose own session runs the VMs"
-    )
+    theirs = f"{user}, whose own session runs the VMs"
+    return check.ok("root, as HTCondor runs the server" if context.is_root else theirs)
 
 
 def host_name(context: Context) -> Finding:
@@ -183,10 +182,8 @@ def firmware(context: Context) -> Finding | None:
         return check.unknown("The driver did not come so far as to say.")
     if "uefi" in offered.split(","):
         return check.ok(f"guests can have: {offered.replace(',', ', ')}")
-    return check.off(
-        "There is no UEFI for guests; those of a BIOS run.",
-        f"{packages.of_system('ovmf', 'edk2-ovmf')}; then restart {libvirt_daemons.of_qemu(context.root)}.",
-    )
+    hint = f"{packages.of_system('ovmf', 'edk2-ovmf')}; then restart {libvirt_daemons.of_qemu(context.root)}."
+    return check.off("There is no UEFI for guests; those of a BIOS run.", hint)
 
 
 def clock(context: Context) -> Finding:
@@ -212,11 +209,9 @@ def clock(context: Context) -> Finding:
     if said.status is not None and seconds <= STARTD_PATIENCE and (said.status or not said.out.strip()):
         problem, _, hint = condor.parted(complaint(said))
         run_as = f", run as the user {who.name}" if who else ""
-        return check.bad(
-            f"It says nothing to the startd{run_as}, although nothing else was found wrong: "
-            f"{problem.rstrip('.') or 'no word'}.",
-            hint or "run the command by hand and fix what it complains about.",
-        )
+        word = problem.rstrip(".") or "no word"
+        seen = f"It says nothing to the startd{run_as}, although nothing else was found wrong: {word}."
+        return check.bad(seen, hint or "run the command by hand and fix what it complains about.")
     return _judge_clock(check, seconds, context.probe)
 
 
@@ -233,11 +228,8 @@ def _judge_clock(check: Check, seconds: float, probe: Probe) -> Finding:
     return check.ok(f"{seconds:.1f} s of the {STARTD_PATIENCE:g} s that the startd waits")
 
 
-LIBVIRT_DEADLINE = 3.0
-"""The deadline in seconds for libvirtd's capabilities."""
-
-EXECUTE_DEADLINE = 3.0
-"""The deadline in seconds for a file system that the probe has accessed already."""
+LIBVIRT_DEADLINE, EXECUTE_DEADLINE = 3.0, 3.0
+"""The deadlines in seconds for libvirtd's capabilities, and for a file system that the probe has accessed already."""
 
 
 def _surveyor(context: Context) -> tuple[Surveyor, Identity | None]:
@@ -310,10 +302,8 @@ def scratch(context: Context) -> Finding | None:
         return check.for_root(f"EXECUTE = {execute} cannot be looked at by this user.")
     if not os.path.isdir(execute):
         judge = check.bad if os.path.isdir(os.path.dirname(execute)) or context.is_root else check.unknown
-        return judge(
-            f"EXECUTE = {execute} is not a directory.",
-            f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
-        )
+        hint = f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}"
+        return judge(f"EXECUTE = {execute} is not a directory.", hint)
     if context.blind:
         return check.for_root("Only root can look as the job's user.")
     uid, gid = (NOBODY, NOBODY) if context.is_root else (os.geteuid(), os.getegid())

@@ -144,9 +144,8 @@ def read_story(place: str) -> Story:
         with open_regular(path) as file:
             story = read_from(file)
     except FileNotFoundError:
-        raise NotDone(
-            f"There is no {path}. A job brings its {NAME} home from machines with VM_METRICS_INTERVAL above 0."
-        ) from None
+        where = "from machines with VM_METRICS_INTERVAL above 0"
+        raise NotDone(f"There is no {path}. A job brings its {NAME} home {where}.") from None
     if not (story.samples or story.events):
         raise NotDone(f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.")
     _read_ending(os.path.join(os.path.dirname(path), EXIT_FILE), story)

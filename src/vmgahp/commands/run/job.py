@@ -93,9 +93,8 @@ def listed_inputs(options: argparse.Namespace, names: set[str], summary: Summary
         if is_reserved(name):
             raise SubmitError(f"--input {text!a}: {name} is a name of HTCondor's or of the server's.", "rename it.")
         if name in names:
-            raise SubmitError(
-                f"--input {text!a}: two files of the job are called {name}.", "rename one, or put them in directories."
-            )
+            problem = f"--input {text!a}: two files of the job are called {name}."
+            raise SubmitError(problem, "rename one, or put them in directories.")
         names.add(name)
         if "://" not in entry and not (options.macros and MACRO.search(entry)):  # HTCondor knows what macros stand for
             require_inputs(f"--input {text!a}", entry)
@@ -206,10 +205,8 @@ def warn_of_words(options: argparse.Namespace, summary: Summary) -> None:
         with suppress(OSError), open_regular(path) as file:
             line = file.readline(256)
         if line.startswith(b"#!") and line.endswith(b"\r\n") and (is_program or b"sh" in line):
-            summary.advise(
-                f"{path} has line ends of Windows (CRLF), with which no shell runs it: "
-                f"sed -i 's/\\r$//' {os.path.basename(path)} mends it."
-            )
+            mend = f"sed -i 's/\\r$//' {os.path.basename(path)}"
+            summary.advise(f"{path} has line ends of Windows (CRLF), with which no shell runs it: {mend} mends it.")
         if line.startswith(b"\xef\xbb\xbf#!"):
             summary.advise(f"{path} has a byte order mark before its #!, by which no interpreter is found: remove it.")
         elif is_program and (why := _foreign(line)) and not any("vm_Arch" in added for added in options.append):
@@ -318,12 +315,8 @@ def _ways_home(made: Guest, options: argparse.Namespace) -> Iterator[str]:
 def _room(options: argparse.Namespace) -> int:
     """Compute the MiB of the scratch directory: the disk, and the inputs twice, as files and on the guest's drive."""
     disk_mib = int(options.disk[:-1]) * {"M": 1, "G": 1024, "T": 1024**2}[options.disk[-1]]
-    files = (
-        os.path.join(directory, name)
-        for path in options.input
-        for directory, _, names in [*os.walk(path), ("", [], [path])]
-        for name in names
-    )
+    places = (place for path in options.input for place in [*os.walk(path), ("", [], [path])])
+    files = (os.path.join(directory, name) for directory, _, names in places for name in names)
     return disk_mib + (2 * sum(os.path.getsize(file) for file in files if os.path.isfile(file)) >> 20) + SLACK_MIB
 
 

@@ -397,11 +397,8 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     spec = JobSpec.parse(xml.ad if xml else ad, settings)
     if vm_type in XEN:
         spec = spec._replace(xen=XenBoot.parse(ad, settings))
-    elsewhere = [
-        one
-        for one in spec.requests
-        if one.image or (one.file.startswith("/") and not one.made and os.path.basename(one.file) not in names)
-    ]
+    absent = [one for one in spec.requests if one.file.startswith("/") and os.path.basename(one.file) not in names]
+    elsewhere = [one for one in spec.requests if one.image or (one in absent and not one.made)]
     here = spec._replace(requests=tuple(one for one in spec.requests if one not in elsewhere))
     found = {disk.device: disk for disk in find(here, settings, identity).disks}
     for one in elsewhere:

@@ -16,16 +16,10 @@ BOOT_CLASSES = ("hd", "cdrom", "fd")
 # The words of libvirt, OVF, VMware and Vagrant, and their meaning for a job. A reader passes the word and the place
 # where it stands; so one fact has one outcome, whatever the format.
 
-ARCHITECTURES = {
-    **dict.fromkeys(("", "x86_64", "amd64", "i686", "i386", "unknown"), ""),
-    **dict.fromkeys((ARM, "arm64"), ARM),
-}
+ARCHITECTURES = dict.fromkeys(("", "x86_64", "amd64", "i686", "i386", "unknown"), "") | {ARM: ARM, "arm64": ARM}
 """Architecture -> the option of the job; empty for x86_64."""
-NETWORKS = {
-    **dict.fromkeys(("network", "nat", "vmnet8"), "nat"),
-    **dict.fromkeys(("bridge", "bridged", "vmnet0"), "bridge"),
-    "user": "user",
-}
+NETWORKS = {"user": "user"} | dict.fromkeys(("network", "nat", "vmnet8"), "nat")
+NETWORKS |= dict.fromkeys(("bridge", "bridged", "vmnet0"), "bridge")
 """Network -> the kind of a job's network."""
 MODELS = ("virtio", "e1000e", "e1000", "rtl8139")
 """The models of a job's NICs, by which other words for them begin; e1000 stands for all others, because most guests

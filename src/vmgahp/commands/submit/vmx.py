@@ -99,11 +99,9 @@ def _options(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
 
 def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
     """Set the boot order of the disks, if the file has one; return the names that are reported with it."""
-    names = [name for name in ("bios.bootOrder", "bios.hddOrder") if vmx.get(name, "").strip()]
-    order, first = (
-        [word.strip().lower() for word in vmx.get(name, "").split(",") if word.strip()]
-        for name in ("bios.bootOrder", "bios.hddOrder")
-    )
+    entries = {name: vmx.get(name, "").lower() for name in ("bios.bootOrder", "bios.hddOrder")}
+    names = [name for name, value in entries.items() if value.strip()]
+    order, first = ([word.strip() for word in value.split(",") if word.strip()] for value in entries.values())
     classes = summary.boot_order(("bios.bootOrder", word) for word in order)
     by_class = list(dict.fromkeys([*classes, *BOOT_CLASSES]))
     turns = {word: turn for turn, word in enumerate(dict.fromkeys(first))}

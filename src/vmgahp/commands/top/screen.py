@@ -198,9 +198,8 @@ class Node:
                 continue
             self._files[directory] = file
         if closed:
-            look.notes.append(
-                f"{closed} scratch directories cannot be read by this user: VMs that libvirt does not know are missing."
-            )
+            missing = "VMs that libvirt does not know are missing"
+            look.notes.append(f"{closed} scratch directories cannot be read by this user: {missing}.")
 
 
 def is_vm_name(name: str) -> bool:

@@ -157,14 +157,12 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         attributes: dict[str, Value] = {"hypervisor": script.hypervisor, "version": version}
         attributes |= {name: all(action in actions for action in needed) for name, needed in ABILITIES.items()}
         attributes["networking"] = ",".join(networking)
+        own = {"version": version} | answer.attributes
         return Survey(
             found,
             attributes=attributes,
             # The script's own attributes, under the name of its hypervisor.
-            machine_attributes={
-                f"VM_{script.hypervisor}_ATTR_{name}": value
-                for name, value in ({"version": version} | answer.attributes).items()
-            },
+            machine_attributes={f"VM_{script.hypervisor}_ATTR_{name}": value for name, value in own.items()},
             networking=networking,
             hypervisors=[script.hypervisor],
             vm_types=[self.vm_type],

@@ -209,10 +209,8 @@ _STATES = {
     protocol.SUSPENDED: lifecycle.SUSPENDED,
     protocol.STOPPED: lifecycle.STOPPED,
 }
-_WORDS = {state: word for word, state in _STATES.items()} | {
-    lifecycle.STARTING: protocol.RUNNING,
-    lifecycle.CHECKPOINTED: protocol.SUSPENDED,
-}
+_WORDS = {state: word for word, state in _STATES.items()}
+_WORDS |= {lifecycle.STARTING: protocol.RUNNING, lifecycle.CHECKPOINTED: protocol.SUSPENDED}
 _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 
 

@@ -378,10 +378,8 @@ class LibvirtMachine(ManagedMachine):
             return False
         if self.unsure is None or not self.unsure.is_whole():
             self.forget_unsure()
-            raise self.report_lost(
-                f"{self.name} is lost: libvirtd and QEMU went away while its memory was being written.",
-                "see why they ended; the job has to start again.",
-            )
+            problem = f"{self.name} is lost: libvirtd and QEMU went away while its memory was being written."
+            raise self.report_lost(problem, "see why they ended; the job has to start again.")
         return True
 
     def forget_unsure(self) -> None:

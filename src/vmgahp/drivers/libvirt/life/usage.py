@@ -40,11 +40,8 @@ WANTED = sum(getattr(libvirt, f"VIR_DOMAIN_STATS_{kind}") for kind in _KINDS)
 """The kinds of statistics, which are bits."""
 _BLOCK = {"rd.bytes": "read_bytes", "wr.bytes": "write_bytes", "rd.reqs": "read_requests", "wr.reqs": "write_requests"}
 _BLOCK |= {name: name for name in ("errors", "allocation", "capacity")}
-_NETWORK = {
-    f"{way}.{theirs}": f"{way}_{ours}"
-    for way in ("rx", "tx")
-    for theirs, ours in (("bytes", "bytes"), ("pkts", "packets"), ("errs", "errors"), ("drop", "drops"))
-}
+_COUNTS = (("bytes", "bytes"), ("pkts", "packets"), ("errs", "errors"), ("drop", "drops"))
+_NETWORK = {f"{way}.{theirs}": f"{way}_{ours}" for way in ("rx", "tx") for theirs, ours in _COUNTS}
 """The names in vm_metrics.jsonl for libvirt's names."""
 _BLOCK_STATS = ("rd.reqs", "rd.bytes", "wr.reqs", "wr.bytes", "errors")
 _INTERFACE_STATS = tuple(_NETWORK)
@@ -259,12 +256,9 @@ def without_limits(limits: Limits, xml: str) -> str:
     if not limits:
         return xml
     domain = etree.fromstring(xml)
-    ours = [
-        (parent, element)
-        for parent in (domain, *domain.iterfind("devices/disk"), *domain.iterfind("devices/interface"))
-        for element in parent
-        if element.tag in TAGS and element.tag not in limits.said
-    ]
+    tags = [tag for tag in TAGS if tag not in limits.said]
+    parents = (domain, *domain.iterfind("devices/disk"), *domain.iterfind("devices/interface"))
+    ours = [(parent, element) for parent in parents for element in parent if element.tag in tags]
     for parent, element in ours:
         parent.remove(element)
     return etree.tostring(domain, encoding="unicode") if ours else xml

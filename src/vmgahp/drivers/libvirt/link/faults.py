@@ -323,9 +323,8 @@ def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: 
 
 def _takes(rule: Rule, error: libvirt.libvirtError) -> bool:
     """Return True if the rule is for errors of this code and this origin."""
-    return (not rule.kinds or error.get_error_code() in numbers(rule.kinds)) and (
-        not rule.origins or error.get_error_domain() in numbers(rule.origins, "VIR_FROM_")
-    )
+    is_of_code = not rule.kinds or error.get_error_code() in numbers(rule.kinds)
+    return is_of_code and (not rule.origins or error.get_error_domain() in numbers(rule.origins, "VIR_FROM_"))
 
 
 def from_libvirt(
