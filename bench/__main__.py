@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.lab import cloud_image, reference
-from tests.lab.guest import boot_sector, filling_sector
+from tests.lab.guest import RECORD, Code, boot_sector
 from tests.lab.namespace import (
     LAB,
     OUR_SERVER,
@@ -117,6 +117,41 @@ def prepare(namespace: Namespace, wheel: Path) -> list[str]:
 
 def image(directory: Path, kind: str) -> Path:
     return directory / f"{kind.replace(' ', '-')}.img"
+
+
+def filling_sector(mib: int) -> bytes:
+    """A guest that fills all below the middle of its memory with numbers of no pattern and then halts for good.
+
+    Its record in sector 1 of its disk says 1 when that is done. It stays silent then, and so does its clock.
+    """
+    c = Code()
+    c.emit("FA")  # cli
+    c.refer("0F0116", "table", "abs16")  # lgdt [table]
+    # A segment that was loaded in protected mode keeps its limit of 4 GiB in real mode.
+    c.emit("0F20C0 0C01 0F22C0")  # mov eax,cr0; or al,1; mov cr0,eax
+    c.emit("BB0800 8EC3")  # mov bx,8; mov es,bx
+    c.emit("24FE 0F22C0")  # and al,0xFE; mov cr0,eax
+    c.emit("31DB 8EC3")  # xor bx,bx; mov es,bx
+    c.emit("66BF 00001000")  # mov edi,0x100000
+    c.label("fill")
+    c.emit("6669C0 0D661900 6605 5FF36E3C")  # imul eax,eax,1664525; add eax,1013904223
+    c.emit("2667668907 6683C704")  # mov es:[edi],eax; add edi,4
+    c.emit("6681FF")  # cmp edi,
+    c.code += (mib << 19).to_bytes(4, "little")
+    c.refer("72", "fill")  # jb fill
+    c.emit("FB BF", RECORD)  # sti; mov di,RECORD
+    c.emit("B90001 31C0 F3AB C606", RECORD)  # mov cx,256; xor ax,ax; rep stosw; mov byte [RECORD],
+    c.emit("31")  # '1'
+    c.write_sector()
+    c.emit("FA F4")  # cli; hlt
+    c.drive()
+    c.packet(sector=1)
+    c.label("table")  # of one segment: data, from 0, of 4 GiB
+    c.refer("0F00", "segments", "abs16")
+    c.emit("0000")
+    c.label("segments")
+    c.emit("0000000000000000 FFFF00000092CF00")
+    return c.sector()
 
 
 def task(namespace: Namespace, rounds: Mapping[str, int], images: Iterable[str]) -> dict[str, Any]:

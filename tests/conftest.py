@@ -12,11 +12,14 @@ import pytest
 from tests import jobs
 from tests.lab.libvirtd_watch import Watch, connect
 from tests.lab.processes import gather_pages
+from tests.lab.starter import FakeStarter
 from tests.peer import Peer, environment, kill_guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.vm_types import SIMULATED_SWITCH
 
 JOB_UID = 54321
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 os.environ[SIMULATED_SWITCH] = "1"  # for every daemon that a test starts
 
@@ -102,6 +105,12 @@ def scratch() -> Iterator[Path]:
 def user(scratch: Path) -> Identity:
     """The job's user."""
     return jobs.owner(scratch)
+
+
+@pytest.fixture
+def starter(scratch: Path) -> Iterator[FakeStarter]:
+    with FakeStarter(scratch) as made:
+        yield made
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import threading
 from time import monotonic
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,11 +42,7 @@ def test_one_that_no_thread_can_make_is_the_machines(monkeypatch: pytest.MonkeyP
 
 def test_a_fault_is_an_outcome_and_so_is_a_bug() -> None:
     fault = errors.MachineFault("It is broken.", "fix it.")
-
-    def broken() -> None:
-        raise fault
-
-    outcomes = findings.side_by_side({"broken": broken, "bug": lambda: 1 // 0}, monotonic() + 10)
+    outcomes = findings.side_by_side({"broken": Mock(side_effect=fault), "bug": lambda: 1 // 0}, monotonic() + 10)
     assert outcomes["broken"] is fault
     assert isinstance(outcomes["bug"], errors.HypervisorFault)
     assert "ZeroDivisionError" in outcomes["bug"].problem

@@ -18,11 +18,3 @@ def test_the_entry_points_of_the_package_are_the_rows_of_the_table() -> None:
 @pytest.mark.parametrize("row", vm_types.ROWS, ids=lambda row: row.name)
 def test_every_type_has_its_driver(row: vm_types.VmType) -> None:
     assert issubclass(base.find(row.name), base.Driver)
-
-
-def test_families() -> None:
-    assert vm_types.QEMU == ("kvm", "libvirt", "qemu"), "in this order the probe names them to the startd"
-    assert vm_types.VMRUN == ("vmware", "vmrun")
-    assert vm_types.HTCONDORS == ("xen", "kvm"), "in this order SUPPORT_VMS answers with them"
-    assert not set(vm_types.LIBVIRT) & set(vm_types.VMWARE)
-    assert len({row.name for row in vm_types.ROWS}) == len(vm_types.ROWS)

@@ -10,13 +10,12 @@ import pytest
 from tests.attacks.here import Here
 from tests.attacks.support import Battleground
 from tests.conftest import JOB_UID
-from tests.lab.namespace import why_not
+from tests.lab.namespace import require_namespace
 
 
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Battleground]:
-    if reason := why_not(pool=False):
-        pytest.skip(reason)
+    require_namespace(pool=False)
     with Battleground(tmp_path_factory.mktemp("attacks")) as made:
         yield made
 

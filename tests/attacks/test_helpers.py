@@ -11,6 +11,7 @@ from tests import jobs
 from tests.attacks.here import MACHINE, PARTS, Here, Part
 from tests.attacks.others import BY, FORGED, TRACING, limits_at_once
 from tests.attacks.support import Mode, Must, Who, attack, each_here
+from tests.lab.programs import a_program
 from vmgahp.checkpoint.substitute import NotPacked, unpack_image
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.start import virtiofs
@@ -45,9 +46,7 @@ def share(here: Here) -> None:
 
 
 def run_script(here: Here) -> None:
-    path = here.execute / "script"
-    path.write_text('#!/bin/sh\nsleep 0.3\necho \'{"state": "running"}\'\n')
-    path.chmod(0o755)
+    path = a_program(here.execute / "script", 'sleep 0.3\necho \'{"state": "running"}\'')
     settings = Settings({"VM_HYPERVISOR": "toy", "VM_SCRIPT": str(path)})
     Program(settings, here.user, here.told.append).call(ScriptRequest("status", "toy"), None, 20)
 
@@ -84,9 +83,7 @@ def slowly(here: Here) -> None:
     place = here.execute / "bin"
     place.mkdir()
     for name in ("qemu-img", "tar", "find", "zstd"):
-        path = place / name
-        path.write_text(f'#!/bin/sh\nsleep 0.2\nexec {shutil.which(name)} "$@"\n')
-        path.chmod(0o755)
+        a_program(place / name, f'sleep 0.2\nexec {shutil.which(name)} "$@"')
     os.environ["PATH"] = f"{place}:{os.environ['PATH']}"
 
 

@@ -200,8 +200,9 @@ for _name, (_made, *_) in ARCHIVES.items():
 def bombs(here: Here) -> None:
     """Send archives that become more bytes or inodes than there may be."""
     for what, make in BOMBS.items():
+        archive = make()
         for allowed in (Allowed(ALL, MIB, LARGE), Allowed(ALL, LARGE, 200)):
-            unpacked(here, what, make(), allowed)
+            unpacked(here, what, archive, allowed)
 
 
 PRINTED = 50_000

@@ -8,10 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.checkpoint.support import image, stored
+from tests.lab.programs import a_program
 from vmgahp.checkpoint.memory_image import FORMATS, Damaged, Head, inspect, substitute
 from vmgahp.checkpoint.substitute import NotPacked, Write, has_program, unpack_image
 from vmgahp.errors import JobFault
@@ -33,9 +35,7 @@ def unpacking(user: Identity) -> Callable[[int, Head, Write, int], None]:
 
 def zstd(directory: str, script: str) -> None:
     """A program of that name."""
-    path = Path(directory) / "zstd"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
+    a_program(Path(directory) / "zstd", script)
 
 
 def compressed(form: str, data: bytes) -> bytes:
@@ -76,9 +76,7 @@ def test_no_more_comes_out_than_may(form: str, user: Identity) -> None:
 
 
 def test_an_error_of_who_writes_ends_the_program(user: Identity) -> None:
-    def full(_: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with stored(compressed(HERE[0], MEMORY)) as file, pytest.raises(OSError, match="No space left"):
         unpack_image(file.fileno(), 0, HERE[0], full, user, SECONDS, 1 << 30)
 

@@ -5,10 +5,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.checkpoint.support import image
+from tests.conftest import as_root
 from tests.jobs import own, owner
 from vmgahp.checkpoint import manifest, store
 from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
@@ -19,8 +21,6 @@ from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import BackingFile
 from vmgahp.job.spec import Disk
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
 FACTS = {
@@ -405,15 +405,11 @@ def fails(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
 @pytest.mark.parametrize("name", [MANIFEST_FILE, MEMORY_FILE, "root.qcow2"])
 def test_an_unreadable_stays(job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int, fault: type) -> None:
     """It is the machine's where EXECUTE fails as well."""
-
-    def fail(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
     job.save()
     before = job.names()
     fails(monkeypatch, name, number)
     if fault is MachineFault:
-        monkeypatch.setattr(job_user, "_try_execute", fail)
+        monkeypatch.setattr(job_user, "_try_execute", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(fault, match=os.strerror(number)):
         job.check()
     assert job.names() == before

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.namespace import Namespace, why_not
+from tests.lab.namespace import Namespace, require_namespace
 
 
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """The pool's root, with HTCondor's own tools, for a module's tests."""
-    if reason := why_not():
-        pytest.skip(reason)
+    require_namespace()
     with Namespace(tmp_path_factory.mktemp("exchange")) as made:
         yield made

@@ -1,7 +1,7 @@
 """The reports of a server about its VMs by chirp, and their times."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,12 +22,6 @@ from vmgahp.job import published
 from vmgahp.lifecycle import CHECKPOINT, RESUME, RUNNING, START, STATUS, STOP, STOPPED, SUSPEND
 from vmgahp.metrics import Status
 from vmgahp.protocol.session import Call, Vm
-
-
-@pytest.fixture
-def starter(scratch: Path) -> Iterator[FakeStarter]:
-    with FakeStarter(scratch) as made:
-        yield made
 
 
 class Life:

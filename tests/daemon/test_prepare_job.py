@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import REPOSITORY
+from tests.conftest import as_root
 from vmgahp.commands.setup import HOOK_TEXT
 from vmgahp.daemon import prepare_job
 
@@ -55,9 +56,6 @@ def test_a_job_that_a_start_or_the_policy_would_hold_is_held_with_a_sentence(tmp
     with config.open("a") as file:
         file.write("VM_POLICY_REQUIREMENTS = JobVMMemory < 32\n")
     assert "VM_POLICY_REQUIREMENTS" in held(tmp_path, AD, config).decode()
-
-
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
 @pytest.mark.parametrize(

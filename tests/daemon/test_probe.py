@@ -16,6 +16,7 @@ from time import monotonic
 
 import pytest
 
+from tests.lab.programs import a_program
 from tests.peer import DAEMON, daemon, environment
 from vmgahp import __version__, config, errors, findings
 from vmgahp.cli import PROBE
@@ -234,9 +235,7 @@ def test_a_file_system_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) -> None:
     """HTCondor's tool waits for the resolver, as it does where the nameserver does not answer."""
-    tool = scratch / "condor_config_val"
-    tool.write_text("#!/bin/sh\nexec sleep 1000\n")
-    tool.chmod(0o755)
+    tool = a_program(scratch / "condor_config_val", "exec sleep 1000")
     line = "p.DEADLINE, p.SLOW_NAME, p.proc.age = 2.0, 0.2, lambda pid: 0.0\n"
     line += "p.Resolver._ask = lambda resolver: threading.Event().wait()\n"
     line += "del c.os.environ['VMGAHP_CONFIG']\n"
@@ -354,14 +353,8 @@ exit 9
 """
 
 
-def a_program(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def stand_in(tmp_path: Path) -> str:
-    return a_program(tmp_path / "docker", RUNS.format(log=tmp_path / "asked"))
+    return str(a_program(tmp_path / "docker", RUNS.format(log=tmp_path / "asked")))
 
 
 def seen(name: str, path: str, seconds: float = 60) -> str:
@@ -392,11 +385,11 @@ def test_a_container_that_ran_and_what_the_startd_is_told(tmp_path: Path) -> Non
 )
 def test_one_that_did_not(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(errors.MachineFault, match=f"docker runs no container: {reason}"):
-        seen("docker", a_program(tmp_path / "docker", text))
+        seen("docker", str(a_program(tmp_path / "docker", text)))
 
 
 def test_a_program_that_hangs_says_nothing_and_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = {"docker": a_program(tmp_path / "hanging", "exec sleep 600"), "podman": stand_in(tmp_path)}
+    paths = {"docker": str(a_program(tmp_path / "hanging", "exec sleep 600")), "podman": stand_in(tmp_path)}
     monkeypatch.setattr(containers, "CLEANUP", 0.1)
     monkeypatch.setattr(containers, "which", paths.get)
     with pytest.raises(Late, match="docker had run no container"):

@@ -12,6 +12,7 @@ from select import select
 import pytest
 
 from tests import REPOSITORY
+from tests.lab.programs import a_program
 
 PROGRAM = REPOSITORY / "docs/_ext/completions.py"
 
@@ -41,8 +42,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "vmgahp": 'printf "NAME FORMAT\\ndebian-12-bookworm qcow2\\n"',
     }
     for name, text in says.items():
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (programs / name).chmod(0o755)
+        a_program(programs / name, text)
     home = str(tmp_path_factory.mktemp("home"))
     return {"PATH": f"{programs}:/usr/bin:/bin", "HOME": home, "TERM": "dumb", "LC_ALL": "C.UTF-8"}
 

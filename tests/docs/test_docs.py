@@ -280,8 +280,7 @@ def test_settings_attributes_and_commands_that_a_page_names_exist(page: Path) ->
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
-    assert unknown_names("`VM_MEMROY`, VM_MEMORY, `VM_<name>`, +VMPARAM_vm_Tmp = 1, JobVMMemory, VMPARAM_vm_*") == {
-        *("VM_MEMROY", "VMPARAM_vm_Tmp")
-    }
+    text = "`VM_MEMROY`, VM_MEMORY, `VM_<name>`, +VMPARAM_vm_Tmp = 1, JobVMMemory, VMPARAM_vm_*"
+    assert unknown_names(text) == {"VM_MEMROY", "VMPARAM_vm_Tmp"}
     wrong = ["vmgahp docter", "vmgahp doctor --jsn", "vmgahp top --help --nothing"]
     assert unknown_commands("".join(f"    {line}\n`sudo vmgahp doctor --json`\n" for line in wrong)) == wrong

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -217,11 +218,7 @@ def test_a_guest_that_goes_on_after_a_failed_checkpoint_has_none_from_its_first_
 def test_a_vm_whose_directory_fails_at_its_end_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     guest = Guest(said.append)
-
-    def fails() -> None:
-        raise PermissionError("no look")
-
-    monkeypatch.setattr(guest, "before_release", fails)
+    monkeypatch.setattr(guest, "before_release", Mock(side_effect=PermissionError("no look")))
     guest.its.guest = False
     guest.release()
     assert guest.status().state is STOPPED

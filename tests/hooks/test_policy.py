@@ -5,12 +5,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
 
 from tests import REPOSITORY
 from tests.jobs import hurry_the_engine
+from tests.lab.programs import a_program
 from vmgahp import hooks
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
@@ -68,8 +70,7 @@ def write(place: Path) -> Write:
         if name.endswith(policy.STYLESHEETS):
             path.write_text(SHEET.format(body + COPY))
         else:
-            path.write_text(f"#!/bin/sh\n{body}\n")
-            path.chmod(0o755)
+            a_program(path, body)
         return str(path)
 
     return write
@@ -498,10 +499,7 @@ def test_a_policy_is_looked_at_without_a_job(write: Write, place: Path) -> None:
 
 
 def test_a_machine_that_cannot_evaluate_its_requirements_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_arguments: object) -> None:
-        raise engine.NoEngine("it is not on this machine")
-
-    monkeypatch.setattr(engine, "_ask", fail)
+    monkeypatch.setattr(engine, "_ask", Mock(side_effect=engine.NoEngine("it is not on this machine")))
     with pytest.raises(MachineFault, match="ClassAd module") as caught:
         requires("true")
     assert "htcondor" in caught.value.hint

@@ -6,13 +6,12 @@ from contextlib import nullcontext
 
 import pytest
 
+from tests.conftest import as_root
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host import system_calls
 from vmgahp.host.budget import Budget
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def test_the_programs_of_a_start_have_one_deadline_over_all() -> None:

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import get_ident
+from unittest.mock import Mock
 
 import pytest
 
 from tests.attacks import fuse
+from tests.conftest import as_root
 from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
 from vmgahp.host import child, job_user, runtime_dir
 from vmgahp.host.job_user import Identity
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 Mount = Callable[..., Path]
 
@@ -194,10 +194,7 @@ def test_a_read_only_one_is_ill_for_any_error(scratch: Path, user: Identity, mou
 
 
 def test_what_loses_all_that_is_written_is_ill(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose(_: int) -> None:
-        raise error(errno.EIO)
-
-    monkeypatch.setattr(os, "fsync", lose)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=error(errno.EIO)))
     assert "Input/output error" in job_user.why(error(errno.EIO), str(scratch), user)
     assert os.listdir(scratch.parent) == [scratch.name], "nothing is left of the look"
 

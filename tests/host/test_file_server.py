@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.programs import a_program
 from vmgahp.drivers.libvirt.start import virtiofs
 from vmgahp.host import proc
 from vmgahp.host.job_user import Identity
@@ -58,9 +59,7 @@ def test_it_ends_with_its_server_until_qemu_has_connected_and_then_with_qemu(
     user: Identity, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although the job's user has stopped it; a thread of the server may end before the VM."""
-    program = scratch / "virtiofsd"
-    program.write_text("#!/bin/sh\nexec sleep 1000\n")
-    program.chmod(0o755)
+    program = a_program(scratch / "virtiofsd", "exec sleep 1000")
     monkeypatch.setattr(virtiofs, "program", lambda: str(program))
     rooms = [scratch.parent / name for name in ("waits", "serves")]
     server = os.fork()

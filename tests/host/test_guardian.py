@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from tests.lab.programs import a_program
 from vmgahp.host import guardian
 from vmgahp.host.guardian import Guardian
 from vmgahp.testing.contract import until
@@ -289,9 +291,7 @@ def test_the_starter_sees_the_end_of_the_servers_output_while_the_guardian_works
 def test_the_command_is_never_read_by_a_shell(tmp_path):
     words = ["a b", "", "$(touch pwned)", "`id`", '"', "'", "new\nline", "*", ";", "\\", "-n", "üß"]
     place = tmp_path / "argv"
-    program = tmp_path / "program"
-    program.write_text('#!/bin/sh\nprintf "%s\\0" "$#" "$@" >"$1.new"\nmv "$1.new" "$1"\n')
-    program.chmod(0o755)
+    program = a_program(tmp_path / "program", 'printf "%s\\0" "$#" "$@" >"$1.new"\nmv "$1.new" "$1"')
     one = Guardian.post([str(program), str(place), *words], os.environ)
     abandon(one)
     until(place.exists, "the command to have run")
@@ -315,9 +315,7 @@ def test_the_command_is_run_again(tmp_path, last, options, tries):
 
 def test_its_pauses_grow_to_a_minute(tmp_path):
     """libvirtd may be away for hours: it neither gives up nor keeps a processor busy."""
-    sleep = tmp_path / "sleep"
-    sleep.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/pauses\n')
-    sleep.chmod(0o755)
+    a_program(tmp_path / "sleep", f'echo "$1" >>{tmp_path}/pauses')
     command = ["/bin/sh", "-c", '[ "$(/usr/bin/wc -l <"$1")" = 8 ]', "sh", str(tmp_path / "pauses")]
     one = Guardian.post(command, {"PATH": str(tmp_path)})
     abandon(one)
@@ -329,11 +327,7 @@ def test_nothing_leaks_and_a_shell_that_cannot_start_is_told(post, monkeypatch):
     before = os.listdir("/proc/self/fd")
     post().dismiss()
     assert os.listdir("/proc/self/fd") == before
-
-    def refuse(*_, **__):
-        raise BlockingIOError(11, "no processes left")
-
-    monkeypatch.setattr(os, "posix_spawn", refuse)
+    monkeypatch.setattr(os, "posix_spawn", Mock(side_effect=BlockingIOError(11, "no processes left")))
     with pytest.raises(OSError, match="no processes left"):
         Guardian.post(["/bin/true"], os.environ)
     assert os.listdir("/proc/self/fd") == before

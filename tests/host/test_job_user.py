@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import JOB_UID
+from tests.conftest import JOB_UID, as_root
 from vmgahp.errors import MachineFault
 from vmgahp.host import child, job_user, system_calls
 from vmgahp.host.job_user import Identity
@@ -25,8 +25,6 @@ from vmgahp.testing.contract import until
 
 OTHER_UID = 54322
 SHARED_GID = 54399
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture

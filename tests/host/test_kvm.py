@@ -5,20 +5,14 @@ import sys
 
 import pytest
 
+from tests.lab.programs import a_program
 from vmgahp.host import kvm
 
 
 @pytest.fixture
 def interpreter(tmp_path, monkeypatch):
     """Put a shell script in the place of the process with the guest."""
-
-    def write(body):
-        script = tmp_path / "interpreter"
-        script.write_text(f"#!/bin/sh\n{body}\n")
-        script.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(script))
-
-    return write
+    return lambda body: monkeypatch.setattr(sys, "executable", str(a_program(tmp_path / "interpreter", body)))
 
 
 def test_this_machine_gets_a_verdict():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.programs import a_program
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import LONGEST_STDERR, Finished, plain_environment, run
 from vmgahp.host.wait import Task
@@ -166,9 +167,7 @@ def test_as_another_user() -> None:
 
 
 def test_a_program_of_any_name_that_may_be_executed(tmp_path: Path) -> None:
-    program = tmp_path / "a=b c"
-    program.write_text('#!/bin/sh\necho "$@"\n')
-    program.chmod(0o755)
+    program = a_program(tmp_path / "a=b c", 'echo "$@"')
     assert run([str(program), "x=y", "z"], deadline=60).out == b"x=y z\n"
     (tmp_path / "x").write_text("#!/bin/sh\n")
     with pytest.raises(PermissionError):
@@ -191,10 +190,7 @@ def test_an_interrupt_right_after_its_start_leaves_none_behind(monkeypatch: pyte
         begun.append(program.pid)
         signal.raise_signal(signal.SIGTERM)
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -336,11 +337,8 @@ def test_a_path_that_is_too_long_is_a_fault_with_a_cure(base, tmp_path):
 
 
 def test_what_cannot_be_opened_is_a_fault_and_leaves_nothing(console, monkeypatch):
-    def refuse():
-        raise MachineFault("the scratch directory is gone")
-
     with pytest.raises(MachineFault, match="scratch directory is gone"):
-        console.start(open_output=refuse)
+        console.start(open_output=Mock(side_effect=MachineFault("the scratch directory is gone")))
     assert os.listdir(console.base) == []
     before = os.listdir("/proc/self/fd")
     opened = []
@@ -570,10 +568,7 @@ def test_a_line_is_whole_although_the_guest_was_saved_in_its_middle_and_it_hears
 
 def test_a_file_of_a_file_system_that_fails_is_no_fault_of_the_machine(console, monkeypatch):
     """The job can have mounted one there."""
-
-    def fails(_descriptor):
-        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
-
+    fails = Mock(side_effect=OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)))
     with monkeypatch.context() as patch:  # pytest calls it as well
         patch.setattr(serial_capture.os, "fstat", fails)
         assert console.start().written == 0

@@ -6,12 +6,11 @@ from unittest import mock
 
 import pytest
 
+from tests.conftest import as_root
 from vmgahp.config import Settings
 from vmgahp.daemon import kill as kill_mode
 from vmgahp.host import starter
 from vmgahp.host.starter import is_one_job, places, scratch_in
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def test_what_the_starter_says_is_taken() -> None:

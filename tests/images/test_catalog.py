@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -177,9 +178,7 @@ def test_layers_are_asked_about_where_there_can_be_some(place: Path, header: byt
 
 
 def test_an_image_whose_layers_are_bad_is_not_offered(place: Path) -> None:
-    def below(_image: Image) -> None:
-        raise MachineFault("its backing file is gone", "fix it")
-
+    below = Mock(side_effect=MachineFault("its backing file is gone", "fix it"))
     names, found = survey(one(place, "qcow2", LAYERED), below)
     assert (names, found["images"].verdict) == ([], OFF)
     assert found["image a"].seen == "its backing file is gone"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.images.support import AS_ROOT
+from tests.lab.programs import a_program
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 
@@ -116,8 +117,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def place(script: str) -> None:
         path = tmp_path / "bin" / "qemu-img"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        a_program(path, script)
         monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
 
     return place

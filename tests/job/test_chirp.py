@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,6 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.published import NAMES, JobUpdates, expression
 
 SECONDS = 30.0
-
-
-@pytest.fixture
-def starter(scratch: Path) -> Iterator[FakeStarter]:
-    with FakeStarter(scratch) as made:
-        yield made
 
 
 def updates_of(**values: published.Value) -> JobUpdates:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -230,16 +231,13 @@ def test_files_that_do_not_fit(place: Place) -> None:
     assert place.names() == {"huge"}
 
 
-def failing(*_: object) -> int:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
 def test_an_image_on_a_disk_that_cannot_be_read_is_the_machines_where_execute_fails(scratch, user, monkeypatch):
     (scratch / "guest.qcow2").write_bytes(b"nothing that qemu-img knows")
     own(scratch)
     disk = Disk(str(scratch / "guest.qcow2"), "vda", "", True, "qcow2", True, "disk")
     with pytest.raises(errors.JobFault):
         backing_files(disk, str(scratch), user)
+    failing = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     monkeypatch.setattr(os, "pread", failing)
     monkeypatch.setattr("vmgahp.host.job_user._try_execute", failing)
     with pytest.raises(errors.MachineFault, match="Input/output error"):

@@ -37,7 +37,7 @@ DONE = "vmgahp guest done"
 WRITE_FAILED = "vmgahp guest cannot write its disk"
 
 
-class _Code:
+class Code:
     """Machine code with labels: just enough of an assembler for one sector."""
 
     def __init__(self, drive: bool = True) -> None:
@@ -151,7 +151,7 @@ def boot_sector(
     """
     if seconds is not None and not 1 <= seconds <= 0xFFFF:
         raise ValueError("the guest counts in 16 bits: seconds must be 1 to 65535, or None for ever")
-    c = _Code()
+    c = Code()
     # An empty record: whatever lies there would end up in sector 1.
     c.emit("BF", RECORD)  # mov di,RECORD
     c.emit("B90001 F3AB")  # mov cx,256; rep stosw
@@ -205,7 +205,7 @@ def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
     Drives are numbered as the BIOS has them: disks from 0x80 in the order of the domain, and with SeaBIOS CD-ROMs
     from 0xE0, whose sectors have 2048 bytes. Then it powers off.
     """
-    c = _Code(drive=False)
+    c = Code(drive=False)
     c.say("banner")
     for name, function, number in (("read", 0x42, drive), ("write", 0x43, to_drive)):
         c.refer("BE", name, "abs16")  # mov si,name
@@ -226,7 +226,7 @@ def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
 
 def growing_sector(mib: int) -> bytes:
     """A guest that has so many MiB of its disk occupied, by a sector of each 4 KiB, from 1 MiB on; then it halts."""
-    c = _Code()
+    c = Code()
     c.say("banner")
     c.label("grow")
     c.write_sector()
@@ -249,7 +249,7 @@ def growing_sector(mib: int) -> bytes:
 
 def panicking_sector() -> bytes:
     """A guest that says by the panic device of a PC, QEMU's pvpanic, that its kernel has panicked, and spins on."""
-    c = _Code(drive=False)
+    c = Code(drive=False)
     c.say("banner")
     c.emit("BA", PVPANIC)  # mov dx,PVPANIC
     c.emit("B001 EE")  # mov al,1; out dx,al
@@ -257,41 +257,6 @@ def panicking_sector() -> bytes:
     c.refer("EB", "spin")  # jmp spin
     c.print_routine()
     return c.sector(banner=BANNER)
-
-
-def filling_sector(mib: int) -> bytes:
-    """A guest that fills all below the middle of its memory with numbers of no pattern and then halts for good.
-
-    Its record in sector 1 of its disk says 1 when that is done. It stays silent then, and so does its clock.
-    """
-    c = _Code()
-    c.emit("FA")  # cli
-    c.refer("0F0116", "table", "abs16")  # lgdt [table]
-    # A segment that was loaded in protected mode keeps its limit of 4 GiB in real mode.
-    c.emit("0F20C0 0C01 0F22C0")  # mov eax,cr0; or al,1; mov cr0,eax
-    c.emit("BB0800 8EC3")  # mov bx,8; mov es,bx
-    c.emit("24FE 0F22C0")  # and al,0xFE; mov cr0,eax
-    c.emit("31DB 8EC3")  # xor bx,bx; mov es,bx
-    c.emit("66BF 00001000")  # mov edi,0x100000
-    c.label("fill")
-    c.emit("6669C0 0D661900 6605 5FF36E3C")  # imul eax,eax,1664525; add eax,1013904223
-    c.emit("2667668907 6683C704")  # mov es:[edi],eax; add edi,4
-    c.emit("6681FF")  # cmp edi,
-    c.code += (mib << 19).to_bytes(4, "little")
-    c.refer("72", "fill")  # jb fill
-    c.emit("FB BF", RECORD)  # sti; mov di,RECORD
-    c.emit("B90001 31C0 F3AB C606", RECORD)  # mov cx,256; xor ax,ax; rep stosw; mov byte [RECORD],
-    c.emit("31")  # '1'
-    c.write_sector()
-    c.emit("FA F4")  # cli; hlt
-    c.drive()
-    c.packet(sector=1)
-    c.label("table")  # of one segment: data, from 0, of 4 GiB
-    c.refer("0F00", "segments", "abs16")
-    c.emit("0000")
-    c.label("segments")
-    c.emit("0000000000000000 FFFF00000092CF00")
-    return c.sector()
 
 
 def make_guest(

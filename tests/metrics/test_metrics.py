@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -301,11 +302,8 @@ def test_a_clock_that_is_set_back_stops_no_figures(scratch: Path, user: Identity
 
 
 def test_without_a_thread_figures_can_wait(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         collector, machine, save = sampled(scratch, user, SimulatedMachine)
         collector.before(save)
     assert events(scratch) == ["start"]

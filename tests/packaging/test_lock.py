@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import REPOSITORY
+from tests.lab.programs import a_program
 
 LOCK = REPOSITORY / "packaging/requirements.lock"
 
@@ -75,8 +76,7 @@ AUDITS = {
 
 def script(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
+    a_program(path, text)
 
 
 @pytest.mark.parametrize(("program", "outcome", "said"), AUDITS.values(), ids=AUDITS)

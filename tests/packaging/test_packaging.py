@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from tests import REPOSITORY
 from tests.lab.namespace import shared_by_workers
+from tests.lab.programs import a_program
 
 pytestmark = pytest.mark.timeout(300)  # the first one builds the distribution, and the others wait for it
 
@@ -241,8 +242,7 @@ def test_nothing_is_imported_from_the_working_directory(kind, variable, installe
         module.write_text(f"open({str(imported)!r}, 'a').write(__file__ + '\\n')\n")
     (scratch / "pyvenv.cfg").write_text(f"home = {scratch}/bin\n")
     for name in ("readlink", "python3", "python"):
-        (scratch / name).write_text(f"#!/bin/sh\necho $0 >>{imported}\n")
-        (scratch / name).chmod(0o755)
+        a_program(scratch / name, f"echo $0 >>{imported}")
     name, _, value = variable.partition("=")
     link = tmp_path / "condor_vm-gahp"
     link.symlink_to(programs / "condor_vm-gahp")

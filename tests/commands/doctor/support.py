@@ -11,6 +11,7 @@ import pytest
 
 from tests import jobs
 from tests.commands.support import absent
+from tests.lab.programs import a_program
 from vmgahp import __version__
 from vmgahp.commands import doctor
 from vmgahp.commands.doctor import dry_run
@@ -85,13 +86,10 @@ class Condor:
         }  # fmt: skip
 
     def script(self, name: str, text: str) -> None:
-        path = self.directory / "bin" / name
-        path.write_text(f"#!{sys.executable} -IS\n{text}")
-        path.chmod(0o755)
+        a_program(self.directory / "bin" / name, f"#!{sys.executable} -IS\n{text}")
 
     def program(self, text: str) -> None:
-        self.server.write_text(text)
-        self.server.chmod(0o755)
+        a_program(self.server, text)
 
     def environ(self, **settings: object) -> dict[str, str]:
         """The environment of a doctor on this machine; a setting that is None is not set."""

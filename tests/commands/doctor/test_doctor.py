@@ -132,10 +132,7 @@ def test_a_tool_that_hangs_is_one_cause(pool: Condor, monkeypatch: pytest.Monkey
 
 def test_a_resolver_for_which_htcondors_tool_waits_is_the_cause(pool, monkeypatch, capsys):
     """HTCondor's tools look this machine's name up, and where nobody can say, again and again."""
-
-    def again(_resolver: probe.Resolver) -> None:
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
+    again = Mock(side_effect=socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
     monkeypatch.setattr(probe.Resolver, "_ask", again)
     assert named(pool.examine().findings, "host name").verdict == OFF, "jobs run where HTCondor can be asked"
     environ = pool.environ()

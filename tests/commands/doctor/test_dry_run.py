@@ -8,6 +8,7 @@ import pytest
 
 from tests.commands.doctor.support import NAME, Ad, Condor, ad, as_root, judged, named, offers, pool, snapshot, tried
 from tests.commands.support import absent
+from tests.lab.programs import a_program
 from vmgahp import errors
 from vmgahp.commands import doctor
 from vmgahp.commands.doctor import dry_run
@@ -154,9 +155,7 @@ class TestLibvirt:
 
     def test_an_administrators_script_is_not_run(self, pool: Condor, ad: Ad) -> None:
         proof = pool.directory / "ran"
-        script = pool.directory / "script"
-        script.write_text(f"#!/bin/sh\ntouch {proof}\n")
-        script.chmod(0o755)
+        script = a_program(pool.directory / "script", f"touch {proof}")
         found = named(tried(pool, ad.write(), LIBVIRT_XML_SCRIPT=script).findings, "dry run")
         judged(found, UNKNOWN, hint=str(script))
         assert not proof.exists()

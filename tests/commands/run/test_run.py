@@ -362,10 +362,7 @@ def test_a_bare_command_shows_an_example(home, capsys, words) -> None:
 
 
 def test_a_schedd_that_refuses_is_quoted(home, capsys, monkeypatch) -> None:
-    def refuse() -> None:
-        raise RuntimeError("Unable to locate\nlocal daemon\x1b\n")
-
-    monkeypatch.setattr(htcondor2, "Schedd", refuse)
+    monkeypatch.setattr(htcondor2, "Schedd", Mock(side_effect=RuntimeError("Unable to locate\nlocal daemon\x1b\n")))
     assert main(told("--submit")) == 1
     err = capsys.readouterr().err
     assert absent(err, "Unable to locate local daemon", "condor_submit python3.sub") == []

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 from uuid import uuid4
 
 import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import another_vm, libvirt_error, no_thread
-from tests.lab.namespace import LAB, Namespace, why_not
+from tests.lab.namespace import LAB, Namespace, require_namespace
 from tests.peer import DEADLINE
 from vmgahp import errors
 from vmgahp.drivers.libvirt.link import connection as connections
@@ -203,14 +204,11 @@ def test_where_nobody_listens_is_given_up_before_one_that_is_slow_to_answer(way,
     way.deadline, way.refused_deadline = 10 * DEADLINE, 0.01
     slow, real = threading.Event(), libvirt.open
 
-    def refuse(_uri: str) -> None:
-        raise libvirt.libvirtError("nobody listens")
-
     def answer_late(uri: str) -> libvirt.virConnect:
         slow.wait(0.1)
         return real(uri)
 
-    monkeypatch.setattr(libvirt, "open", refuse)
+    monkeypatch.setattr(libvirt, "open", Mock(side_effect=libvirt.libvirtError("nobody listens")))
     with pytest.raises(errors.MachineFault, match="cannot be reached"):
         way.call(lambda opened: opened.getType())
     monkeypatch.setattr(libvirt, "open", answer_late)
@@ -300,8 +298,7 @@ way.close()
 @contextmanager
 def a_libvirtd(tmp_path: Path, settings: str = "") -> Iterator[Namespace]:
     """A libvirtd of our own, in a namespace."""
-    if reason := why_not():
-        pytest.skip(reason)
+    require_namespace()
     with Namespace(tmp_path) as made:
         with made.path("/etc/libvirt/libvirtd.conf").open("a") as file:
             file.write(settings)

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import libvirt
 import pytest
@@ -217,10 +218,7 @@ def test_a_resume_that_hangs_is_ended_and_the_vm_stays_saved(job: Job, hanging_z
 
 def test_a_checkpoint_is_kept_where_no_guest_runs_without_it_either(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     vacate(job)
-
-    def sick(*_: object) -> None:
-        raise errors.HypervisorFault("This machine is sick.")
-
+    sick = Mock(side_effect=errors.HypervisorFault("This machine is sick."))
     kept = {path.name: path.read_bytes() for path in job.scratch.iterdir() if path.name.startswith("vm_checkpoint")}
     with support.driving(job, log := [], WANTS) as (driver, ad):
         with monkeypatch.context() as patch:

@@ -18,11 +18,8 @@ MEMINFO = (
 
 @pytest.fixture
 def pages(tmp_path, monkeypatch):
-    def have(free, promised=0):
-        (tmp_path / "meminfo").write_text(MEMINFO.format(free=free, promised=promised))
-
     monkeypatch.setattr(proc, "MEMINFO", str(tmp_path / "meminfo"))
-    return have
+    return lambda free, promised=0: (tmp_path / "meminfo").write_text(MEMINFO.format(free=free, promised=promised))
 
 
 def domain(memory=64, more=""):

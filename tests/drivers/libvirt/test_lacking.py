@@ -12,7 +12,7 @@ import pytest
 
 from tests import jobs
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, Namespace, why_not
+from tests.lab.namespace import LAB, Namespace, require_namespace
 from tests.lab.programs import a_program
 from tests.peer import DAEMON, Peer, environment
 from vmgahp.cli import PROBE
@@ -95,8 +95,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    if reason := why_not(pool=False):
-        pytest.skip(reason)
+    require_namespace(pool=False)
     if any(not Path("/usr/bin", program).exists() for program in PROGRAMS):
         pytest.skip("this machine has no swtpm, or not its tools")
     with Namespace(tmp_path_factory.mktemp("tpm"), root="/") as namespace:

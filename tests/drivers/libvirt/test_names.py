@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -121,9 +122,7 @@ def test_nobody_claims_a_vm_for_another_user(monkeypatch: pytest.MonkeyPatch, sc
 
 
 def test_a_vm_starts_where_nothing_can_be_claimed(subject: AnyHypervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_uuid: str) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("vmgahp.host.runtime_dir.claim", full)
     assert subject.driver().start(subject.job(1)).status().state is lifecycle.RUNNING
 

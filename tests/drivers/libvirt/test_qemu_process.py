@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import libvirt
 import pytest
@@ -148,14 +149,10 @@ def test_a_stop_ends_a_vm_whose_qemu_hangs(job: Job) -> None:
 def test_a_stop_ends_a_vm_that_libvirt_does_not_destroy(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its QEMU is killed, and libvirt sees it."""
     log: list[str] = []
-
-    def hang(_domain: libvirt.virDomain) -> None:
-        raise libvirt.libvirtError("nothing can be done")
-
     with driving(job, log) as (driver, ad):
         machine = driver.start(ad)
         with monkeypatch.context() as patch:
-            patch.setattr(libvirt.virDomain, "destroy", hang)
+            patch.setattr(libvirt.virDomain, "destroy", Mock(side_effect=libvirt.libvirtError("nothing can be done")))
             machine.destroy()
         until(lambda: job.domain() is None, "libvirt sees it")
         assert "Its QEMU was killed" in log[-1]

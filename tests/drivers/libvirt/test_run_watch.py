@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -354,9 +355,7 @@ def test_a_state_that_has_changed_since_a_checkpoint_does_not_go_home(scene: Sce
 
 
 def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs(scene, monkeypatch):
-    def none_left(*_: object) -> None:
-        raise errors.MachineFault("No thread can be started.", "raise the limit.")
-
+    none_left = Mock(side_effect=errors.MachineFault("No thread can be started.", "raise the limit."))
     scene.machine.resources.exit = SimpleNamespace(program=None)  # type: ignore[assignment]
     monkeypatch.setattr(threads, "start_thread", none_left)
     scene.machine.restart = None  # type: ignore[attr-defined]

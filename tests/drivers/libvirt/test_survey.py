@@ -5,9 +5,11 @@ import os
 import subprocess
 from pathlib import Path
 from time import monotonic
+from unittest.mock import Mock
 
 import pytest
 
+from tests.conftest import as_root
 from tests.drivers.libvirt.support import BRIDGE, BRIDGED, NAT, URI, USER_NETWORK, processes, until
 from tests.lab.programs import a_program
 from vmgahp import errors
@@ -216,9 +218,7 @@ def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPa
 
 
 def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_identity: Identity, _end: float, **_how: object) -> None:
-        raise errors.MachineFault("passt does not start: no namespaces.", "allow them.")
-
+    broken = Mock(side_effect=errors.MachineFault("passt does not start: no namespaces.", "allow them."))
     monkeypatch.setattr(capabilities, "has_passt", lambda _capabilities: True)
     monkeypatch.setattr(survey, "start_passt", broken)
     found = look("qemu", **USER_NETWORK)
@@ -227,10 +227,7 @@ def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeyp
     assert "no namespaces" in finding(found, "network user").seen
 
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-
-
-@needs_root
+@as_root
 def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
     settings = NAT | BRIDGED | {"VM_NETWORKING_TYPE": "nat,bridge"}
     found = look("qemu", **settings)
@@ -243,7 +240,7 @@ def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
     assert f"ip link set {BRIDGE} up" in finding(found, "network bridge").hint
 
 
-@needs_root
+@as_root
 @pytest.mark.parametrize(("bridge", "word"), [("nosuchbridge0", "no such interface"), ("lo", "no bridge")])
 def test_what_is_no_bridge_is_not_offered(bridge: str, word: str) -> None:
     found = look("qemu", **BRIDGED | {"VM_NETWORKING_BRIDGE_INTERFACE": bridge})

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from unittest.mock import Mock
 
 import libvirt
 import pytest
@@ -158,13 +159,8 @@ def test_a_libvirt_that_has_said_nothing_offers_nothing(libvirtd: Libvirtd) -> N
 
 
 def test_a_qemu_that_is_slow_is_not_called_broken(libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(*_arguments: object) -> None:
-        raise Late("QEMU was not up in time.", "see what it waits for.")
-
-    def broken(*_arguments: object) -> None:
-        raise errors.MachineFault("QEMU does not start.", "mend it.")
-
-    monkeypatch.setattr(survey, "start_qemu", broken)
+    slow = Mock(side_effect=Late("QEMU was not up in time.", "see what it waits for."))
+    monkeypatch.setattr(survey, "start_qemu", Mock(side_effect=errors.MachineFault("QEMU does not start.", "mend it.")))
     assert finding(look(), "cpu", BAD)
     monkeypatch.setattr(survey, "start_qemu", slow)
     found = look()

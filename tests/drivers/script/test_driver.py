@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import JOB_UID
+from tests.conftest import JOB_UID, as_root
 from tests.drivers.support import WHO
 from tests.lab.programs import a_program
 from tests.peer import Peer, environment
@@ -20,8 +20,6 @@ from vmgahp.drivers.script.machine import Program, ScriptFailed, ScriptMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject, until
-
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 TOY = """\
 #!/bin/sh

@@ -100,15 +100,11 @@ def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
 @pytest.fixture(scope="module")
 def jobs(machine: Node) -> Mapping[str, NodeJob]:
     """One job for each, which run at the same time, their guests confined."""
-
-    def nothing(_home: Path) -> None:
-        pass
-
     made = {}
     for name, (lines, has_disk) in JOBS.items():
         if name == "user" and machine.has_selinux:
             continue
-        files: Callable[[Path], object] = guest_of(SECONDS) if has_disk else nothing
+        files: Callable[[Path], object] = guest_of(SECONDS) if has_disk else lambda _home: None
         made[name] = machine.submit(name, files, lines)
     for job in made.values():
         assert_confined(machine, job)

@@ -132,10 +132,6 @@ def has_counted(pool: Pool, job: Job) -> bool:
     return printed.exists() and printed.stat().st_size > 0
 
 
-def nothing(_directory: Path) -> None:
-    pass
-
-
 # All jobs run at the same time, whichever of them the first test is about.
 
 
@@ -144,7 +140,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
     """Most of them, submitted at once, and what befalls some."""
     pool.offering()
 
-    def submit(name: str, commands: str, files: Callable[[Path], None] = nothing) -> Job:
+    def submit(name: str, commands: str, files: Callable[[Path], None] = lambda _: None) -> Job:
         return pool.submit(name, files, commands, template=SUBMIT)
 
     given = "transfer_input_files = data, fit, notes\nenvironment = \"WORDS='two words' OTHER='it''s'\"\n"

@@ -1,4 +1,4 @@
-"""The page about security shows the attacks as they were counted."""
+"""The pages of what was tried show what the record of a full run has counted."""
 
 import json
 from pathlib import Path
@@ -48,3 +48,16 @@ def test_the_page_says_that_nothing_is_recorded(tmp_path: Path, text: str) -> No
     if text:
         record.write_text(text)
     assert tables(record) == "Not recorded yet.\n"
+
+
+def test_the_page_of_tested_systems_shows_where_the_tests_ran(tmp_path: Path) -> None:
+    import tested_on
+
+    node = {"system": "Debian 13", "security": "AppArmor", "libvirt": "11.3.0", "QEMU": "10.0.2", "HTCondor": "23.9.6"}
+    part = {"system": "Debian 12", "date": "2026-11-25", "passed": 4, "failed": 1, "ran on": [[node, 5]]}
+    record = tmp_path / "tried.json"
+    record.write_text(json.dumps({"parts": {"node": part}}))
+    rows = tested_on.table(record).splitlines()
+    [row] = [row for row in rows if "AppArmor" in row and "11.3.0" in row]
+    assert row.endswith("| Debian 13, AppArmor | 11.3.0 | 10.0.2 | 23.9.6 | 5 | 1 | 2026-11-25 |")
+    assert sum("not recorded yet" in row for row in rows) == len(tested_on.PARTS) - 1
