@@ -11,7 +11,7 @@ from lxml import etree
 from tests.domain import support
 from tests.domain.support import disk
 from vmgahp.domain import build as domain_xml
-from vmgahp.domain.restore import LARGEST, MOST_DEVICES, SavedMismatch, reconcile
+from vmgahp.domain.restore import LARGEST, MOST_DEVICES, SavedMismatch, reconcile, reconcile_xen
 from vmgahp.images.formats import BackingFile
 from vmgahp.job.spec import JobSpec, Nic
 
@@ -521,3 +521,13 @@ def test_no_text_of_the_saved_xml_reaches_the_host(place: tuple[int, str], text:
         assert [dict(found.attrib) for found in made.xpath(path)] == [dict(found.attrib) for found in plain.xpath(path)]
     assert {found.tag for found in made.iter()} <= {found.tag for found in plain.iter()}
     assert all(HARMLESS.fullmatch(value) for value in values(made) - values(plain))
+
+
+def test_a_saved_vm_of_a_million_parts_is_refused_at_once_and_in_few_words() -> None:
+    many = MOST_DEVICES + 1
+    assert f"{many} parts of a CPU" in refused(SAVED.replace("<devices>", f"<cpu>{'<cache/>' * many}</cpu><devices>"))
+    xen = [
+        f"<domain type='xen'><uuid>{UUID}</uuid><devices>{disks}</devices></domain>" for disks in ("<disk/>" * many, "")
+    ]
+    with pytest.raises(SavedMismatch, match=f"{many} devices"):
+        reconcile_xen(*xen)

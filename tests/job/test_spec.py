@@ -543,3 +543,9 @@ def test_with_real_files_as_the_jobs_user(scratch, user):
     assert [disk.path for disk in found.disks] == [f"{scratch}/mine", f"{scratch}/readable"]
     for text in ("roots:vda:r", "readable:vda:w", "link:vda:r", "/etc/shadow:vda:r", "/dev/zero:vda:r"):
         refusal(errors.INVALID_DISK_PARAM, files=user, VM_WORKING_DIR=place, VMPARAM_vm_Disk=f'"{text}"')
+
+
+def test_more_disks_than_a_vm_can_have_are_refused_before_any_is_opened() -> None:
+    disks = ",".join(f"d.img:vd{first}{second}:r" for first in "abc" for second in "abcdefghijklmnopqrstuvwxyz")
+    with pytest.raises(JobFault, match=r"name 78 disks; a VM has 64 files at most"):
+        spec(VMPARAM_vm_Disk=f'"{disks}"')

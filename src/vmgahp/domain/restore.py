@@ -25,6 +25,7 @@ from vmgahp.text import MAC
 LARGEST = 1 << 20
 """The maximum number of bytes of XML; libvirt writes a few thousand."""
 MOST_DEVICES = 1024
+"""The maximum number of devices, and of parts of the CPU: each is compared with all of ours."""
 
 _FAMILIES = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 """The prefixes by which libvirt resolves the names that mean "the newest"; virt becomes virt-, and so on."""
@@ -75,6 +76,9 @@ def macs(saved: str) -> list[str]:
 def _begin(saved: str, ours: str) -> tuple[etree.Element, etree.Element]:
     """Parse the saved domain and ours, and take over the UUID; both must have the same type, name and size."""
     theirs, domain = _parse(saved), etree.fromstring(ours)
+    for path, what in (("devices/*", "devices"), ("cpu/*", "parts of a CPU")):
+        if (number := len(theirs.findall(path))) > MOST_DEVICES:
+            raise SavedMismatch(f"the saved VM has {number} {what}.")
     _same("domain type", theirs.get("type"), domain.get("type"))
     _same("name", _text(theirs, "name"), _text(domain, "name"))
     _same("memory (MiB)", _mebibytes(theirs), _mebibytes(domain))
@@ -165,9 +169,10 @@ def _take_cpu(theirs: etree.Element, domain: etree.Element) -> None:
         domain.append(made)
         return
     for part in our:
+        settled = _settled(part)
         if part.tag not in model.CPU.children:
             made.append(deepcopy(part))
-        elif not any(model.says(taken, _settled(part), operator.eq) for taken in made):
+        elif not any(model.says(taken, settled, operator.eq) for taken in made):
             named = f"{part.tag} {part.get('name', _text(part, '.'))}".strip()
             raise SavedMismatch(f"the saved VM's CPU lacks the {named} that the job's has now.")
     domain[list(domain).index(our)] = made
@@ -199,8 +204,6 @@ _UNSAID: Mapping[tuple[str, ...], tuple[str, ...]] = {
 def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
     ours = _at(domain, "devices")
     saved = [device for device in theirs.iterfind("devices/*") if device.tag != "emulator"]
-    if len(saved) > MOST_DEVICES:
-        raise SavedMismatch(f"the saved VM has {len(saved)} devices.")
     left = [(model.known_by(our), our) for our in ours]
     has = {our.tag for our in ours}
     made, added = [], set()
@@ -317,4 +320,4 @@ def _shown(value: object) -> str:
     if isinstance(value, str):
         return ascii(value[:80])
     words = {"True": "yes", "False": "no", "None": "missing"}
-    return words.get(str(value), str(value))
+    return words.get(str(value), str(value)[:200])

@@ -27,6 +27,8 @@ from vmgahp.job.xen import XenBoot
 from vmgahp.text import shown
 from vmgahp.vm_types import QEMU
 
+MOST_FILES = 64
+"""The most files of one VM, with all backing files: libvirtd keeps them open for all VMs, and has a limit (8192)."""
 UNSAVEABLE = ("qcow", "vdi", "vhdx", "vmdk", "vpc")
 """The image formats with a migration blocker, even for a disk that is only read, and for a backing file.
 
@@ -152,6 +154,9 @@ class JobSpec(NamedTuple):
         if found and options.has("Disk_Size"):
             found = (enlarged(options, found[0]), *found[1:])
         found += data_requests(options, found)
+        if len(found) > MOST_FILES:  # before any of them is opened or made
+            problem = f"{DISK} and VMPARAM_vm_Data_Disk name {len(found)} disks; a VM has {MOST_FILES} files at most."
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, "use fewer.")
         made = cls(
             vm=common,
             disks=(),
