@@ -282,11 +282,17 @@ def test_a_checkpointed_vm_is_suspended_for_the_client(started: Client) -> None:
     assert started.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
 
 
-def test_a_vm_goes_on_after_a_periodic_checkpoint_unless_it_was_suspended_before() -> None:
+def checkpointed(outcome: errors.Fault | None = None) -> Client:
+    """A client whose VM has had a periodic checkpoint, or was to have one."""
     client = Client("libvirt")
     client.started()
     client.send("CONDOR_VM_CHECKPOINT 2 1")
-    client.end()
+    client.end(outcome)
+    return client
+
+
+def test_a_vm_goes_on_after_a_periodic_checkpoint_unless_it_was_suspended_before() -> None:
+    client = checkpointed()
     client.send("CONDOR_VM_STATUS 3 1")
     assert [(call.operation, call.state) for call in client.calls] == [(lifecycle.RESUME, lifecycle.CHECKPOINTED)]
     client.end()
@@ -294,10 +300,7 @@ def test_a_vm_goes_on_after_a_periodic_checkpoint_unless_it_was_suspended_before
     assert client.results()[1].startswith("3 0 STATUS=Running")
     client.send("CONDOR_VM_STATUS 4 1")
     assert [call.operation for call in client.calls] == [lifecycle.STATUS], "once"
-    client = Client("libvirt")
-    client.started()
-    client.send("CONDOR_VM_CHECKPOINT 2 1")
-    client.end()
+    client = checkpointed()
     client.send("CONDOR_VM_STATUS 3 1")
     client.end(errors.HypervisorFault("libvirtd is being restarted."))
     client.end(Status(lifecycle.SUSPENDED))
@@ -481,3 +484,29 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
         client.end({lifecycle.STATUS: Status(lifecycle.STATUS_WORDS[state]), lifecycle.GETPID: 1}.get(call.operation))
     answered += [int(line.split()[0]) for line in client.results()]
     assert sorted(answered) == sorted(accepted)
+
+
+@pytest.mark.parametrize("operation", [lifecycle.SUSPEND, lifecycle.SOFT_SUSPEND])
+def test_a_vm_that_is_to_be_suspended_after_its_periodic_checkpoint_stays_so(operation: str) -> None:
+    client = checkpointed()
+    client.send(f"CONDOR_VM_{operation} 3 1", "CONDOR_VM_STATUS 4 1")
+    assert [call.operation for call in client.calls] == [lifecycle.STATUS]
+    client = checkpointed()
+    client.send("CONDOR_VM_STATUS 3 1")
+    client.session.expire(client.now + session.PATIENCE)
+    client.send(f"CONDOR_VM_{operation} 4 1")
+    client.end(errors.HypervisorFault("libvirtd is being restarted."))
+    client.send("CONDOR_VM_STATUS 5 1")
+    assert [call.operation for call in client.calls] == [lifecycle.STATUS]
+
+
+def test_a_vm_that_a_failed_periodic_checkpoint_leaves_saved_is_resumed() -> None:
+    client = checkpointed(errors.HypervisorFault("It failed, and the guest could not be restored."))
+    client.run("STATUS", 3, Status(lifecycle.SUSPENDED))
+    client.send("CONDOR_VM_STATUS 4 1")
+    assert [call.operation for call in client.calls] == [lifecycle.RESUME]
+    client = checkpointed(errors.HypervisorFault("It failed, and the guest runs again."))
+    client.run("STATUS", 3, running(1.0))
+    client.run("STATUS", 4, Status(lifecycle.SUSPENDED))
+    client.send("CONDOR_VM_STATUS 5 1")
+    assert [call.operation for call in client.calls] == [lifecycle.STATUS], "it was not the checkpoint"

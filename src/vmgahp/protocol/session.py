@@ -39,6 +39,8 @@ REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
 MAX_OUTSTANDING = 4096
 """The most accepted requests whose results were not fetched yet; one more is refused with ``E``."""
 
+SAVED = (lifecycle.SUSPENDED, lifecycle.CHECKPOINTED)
+
 _VM_PREFIX = b"CONDOR_VM_"
 _INT_MAX = 2**31 - 1
 
@@ -56,7 +58,7 @@ class Vm:
         self.is_attended = False
         """True once the client has asked for the pid: condor_starter sleeps for 30 s after a START, then does so."""
         self.resumes = False
-        """True if the VM was running when its periodic checkpoint was made, and must be resumed."""
+        """True if the VM was running when its periodic checkpoint was made, or failed, and must be resumed."""
 
 
 class Call:
@@ -144,8 +146,9 @@ class Session:
         if was_unknown:
             for waiting in target.queue:
                 self._be_patient(waiting)
+        is_to_be_suspended = any("SUSPEND" in waiting.operation for waiting in target.queue)
         self._advance(target)
-        if isinstance(outcome, errors.Fault) and self._is_our_resume(call):
+        if isinstance(outcome, errors.Fault) and self._is_our_resume(call) and not is_to_be_suspended:
             target.resumes = True  # not before, or the STATUS that waits for it would try without end
 
     def look(self, vm_id: int, now: float) -> bool:
@@ -353,7 +356,7 @@ class Session:
             if target.id not in self.vms:
                 self._gone(call)
             elif call.operation in (lifecycle.STATUS, lifecycle.GETPID):
-                if call.operation == lifecycle.STATUS and target.state == lifecycle.CHECKPOINTED and target.resumes:
+                if call.operation == lifecycle.STATUS and target.state in SAVED and target.resumes:
                     self._resume_after_checkpoint(call)
                 elif target.state != lifecycle.STOPPED:
                     self._issue(call)
@@ -389,6 +392,7 @@ class Session:
             del self.vms[target.id]
             self._result(call, True)
         elif outcome == target.state:
+            target.resumes &= call.operation == lifecycle.CHECKPOINT  # a SUSPEND stands
             self._result(call, True)
         else:
             self._issue(call)
@@ -442,6 +446,9 @@ class Session:
         (self._debug if is_look else self._log)(f"{call.operation} of VM {call.vm.id} failed: {fault.render()}")
         if call.operation == lifecycle.START:
             self.vms.pop(call.vm.id, None)
+        is_question = call.operation in (lifecycle.STATUS, lifecycle.GETPID)
+        if call.state == lifecycle.RUNNING and not is_question:  # the VM may have stayed saved
+            call.vm.resumes = call.operation == lifecycle.CHECKPOINT and self.vm_type not in HTCONDORS
         self._result(call, False, fault.code)
 
     def _found(self, call: Call, report: "Status | int | None", now: float) -> None:
@@ -454,6 +461,7 @@ class Session:
             return  # the figures count from the last STATUS that the client has asked for
         if found == lifecycle.SUSPENDED and target.state == lifecycle.CHECKPOINTED:
             found = lifecycle.CHECKPOINTED  # a driver need not tell the two apart
+        target.resumes &= found in SAVED
         if found != target.state:
             self._log(f"VM {target.id} was {target.state} and is now {found}")
             target.state = found
