@@ -7,6 +7,7 @@ any other format into a raw image. A failure raises `Trouble`; the caller decide
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment, run
 
@@ -51,6 +53,10 @@ class Trouble(Exception):
 class CannotRun(Trouble):
     """A failure to run it on this machine, whatever the image is."""
 
+    def fault(self) -> errors.MachineFault:
+        """Make the fault of a START: the machine stays in service, since processes of the job's user may cause it."""
+        return errors.HypervisorFault(f"{self}.", "see that qemu-img works.")
+
 
 class NotInstalled(CannotRun):
     """A missing program; `program` is its name."""
@@ -58,6 +64,9 @@ class NotInstalled(CannotRun):
     def __init__(self, program: str) -> None:
         super().__init__(f"{program} is not installed (qemu-utils, util-linux)")
         self.program = program
+
+    def fault(self) -> errors.MachineFault:
+        return errors.MachineFault(f"{self}.", "install qemu-utils and util-linux.")
 
 
 class TooSlow(Trouble):
@@ -84,6 +93,13 @@ class Refused(Trouble):
     def no_space(self) -> bool:
         """Return True if the file system is full."""
         return "No space left on device" in str(self)
+
+
+def as_of_the_system(trouble: Trouble) -> OSError:
+    """Return an OSError for a failure of qemu-img, by the system's error text at the end of its message."""
+    said = str(trouble)
+    known = (number for number in errno.errorcode if said.endswith(os.strerror(number)))
+    return OSError(errno.ETIMEDOUT if isinstance(trouble, TooSlow) else next(known, errno.EINVAL), said)
 
 
 def info(path: str, image_format: str, identity: Identity | None = None, *, seconds: float = LOOK) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -28,6 +28,7 @@ from vmgahp.drivers.base import Survey
 from vmgahp.drivers.simulated import SimulatedDriver
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
+from vmgahp.images import qemu_img
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.testing.contract import until
 
@@ -653,3 +654,47 @@ def test_vmware_runs_a_job_that_says_nothing_of_vmware(scratch: Path, made_as: s
         run_to_its_end(driver("xen, vmrun", VMWARE_VMRUN=str(here.vmrun)), wanted)
     assert BANNER in (scratch / "vm_console.log").read_text()
     assert count_on(scratch / ("disk.vmdk" if made_as == "vmdk" else "disk.qcow2.vmdk")) == 1
+
+
+def converting(monkeypatch: pytest.MonkeyPatch, convert: Callable[..., None], scratch: Path) -> JobAd:
+    monkeypatch.setattr("vmgahp.drivers.any.backing_chain", lambda *_: ())
+    monkeypatch.setattr(qemu_img, "measure", lambda *_, **__: MIB)
+    monkeypatch.setattr(qemu_img, "convert", convert)
+    (scratch / "disk.vhdx").write_bytes(b"vhdxfile".ljust(MIB))
+    own(scratch / "disk.vhdx")
+    return job(scratch, "disk.vhdx:vda:w")
+
+
+def test_a_server_that_ends_starts_nothing_after_a_conversion(scratch: Path, stand_ins, monkeypatch) -> None:
+    chosen = driver("kvm")
+
+    def convert(*_: object, progress: Callable[[float], None], **__: object) -> None:
+        chosen.interrupt()
+        progress(1.0)
+        pytest.fail("it goes on")
+
+    wanted = converting(monkeypatch, convert, scratch)
+    with pytest.raises(errors.ClientFault):
+        chosen.start(wanted)
+    assert [*files(scratch)] == ["disk.vhdx"]
+    assert not stand_ins.started
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason", "kind"),
+    [
+        (qemu_img.CannotRun("qemu-img cannot be run (Resource temporarily unavailable)"), "", MachineFault),
+        (qemu_img.Refused("error while writing at byte 0: Input/output error"), "EXECUTE is ill.", MachineFault),
+        (qemu_img.Refused("error while writing at byte 0: Input/output error"), "", JobFault),
+    ],
+)
+def test_a_conversion_that_the_machine_fails_is_its_fault(scratch, stand_ins, monkeypatch, trouble, reason, kind):
+    wanted = converting(monkeypatch, Mock(side_effect=trouble), scratch)
+    monkeypatch.setattr("vmgahp.host.job_user.why", lambda *_: reason)
+    refused(wanted, "kvm", kind)
+
+
+def test_a_machine_that_cannot_read_a_disk_is_at_fault(scratch: Path, stand_ins, monkeypatch) -> None:
+    wanted = converting(monkeypatch, Mock(), scratch)
+    monkeypatch.setattr("vmgahp.drivers.any.find_file", Mock(side_effect=MachineFault("No process can be started.")))
+    refused(wanted, "vmrun", MachineFault)

@@ -107,7 +107,7 @@ def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, s
         place = os.path.join(os.path.dirname(file), name)
         path, transferred = find_file(place, working_dir, identity, False, partial(bad_disk, entry))
         header = identity.read_scratch(working_dir, name, HEADER) if transferred else identity.read_named(path, HEADER)
-    except (OSError, errors.Fault):
+    except (OSError, JobFault):
         return AnyDisk(entry)
     try:
         image_format = proven_format(name, said, header)
@@ -117,8 +117,13 @@ def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, s
     return AnyDisk(entry, path, device, permission.lower(), image_format, original, transferred)
 
 
-def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, log: Logger, end: float) -> AnyDisk:
-    """Make the disk's new image, NAME.FORMAT, by `end` (monotonic); a failure leaves nothing. Raises `errors.Fault`."""
+def convert(
+    disk: AnyDisk, to_format: str, directory: str, identity: Identity, log: Logger, left: Callable[[], float]
+) -> AnyDisk:
+    """Make the disk's new image, NAME.FORMAT, within the seconds that are `left`; a failure leaves nothing.
+
+    Raises `errors.Fault`, also that of `left`, which is asked again at each per cent.
+    """
     # The guest writes to it, it is sent back, and the job's own image stays as it is.
     name = f"{disk.name}.{to_format}"
     temporary = f".{name}.new"
@@ -130,21 +135,27 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
         if free < size + SPARE:
             raise _no_room(disk, size, f"{free >> 20} MiB are free", directory, identity)
         log(f"converting {disk.name} ({disk.format}) to {name}: {-(-size // (1 << 20))} MiB")
-        target, left = os.path.join(directory, temporary), max(1.0, end - monotonic())
+        target = os.path.join(directory, temporary)
         most = 0 if to_format == "raw" else size + size // 5 + SPARE  # raw has holes, and all its length
         tell = progress(f"converting {disk.name} to {name}", log)
         source = disk.path, disk.format
-        qemu_img.convert(*source, target, to_format, identity, seconds=left, largest=most, progress=tell)
+
+        def go_on(per_cent: float) -> None:
+            left()
+            tell(per_cent)
+
+        qemu_img.convert(*source, target, to_format, identity, seconds=left(), largest=most, progress=go_on)
         identity.rename_scratch(directory, temporary, name, replace=False)
-    except qemu_img.NotInstalled as error:
-        raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+    except qemu_img.CannotRun as error:
+        raise error.fault() from error
     except qemu_img.Trouble as error:
         if isinstance(error, qemu_img.Refused) and error.no_space:
             raise _no_room(disk, size, f"qemu-img says: {error}", directory, identity) from error
         command = f"qemu-img convert -f {disk.format} -O qcow2 OLD NEW"
         hint = f"see that vm_disk names its true format, or convert it before you submit: {command}."
         problem = f"it cannot be converted from {disk.format} ({error})"
-        raise bad_disk(disk.entry, problem, hint, errors.BAD_IMAGE) from error
+        seen, fault = qemu_img.as_of_the_system(error), bad_disk(disk.entry, problem, hint)
+        raise job_user.blame(seen, directory, identity, fault.problem, hint, errors.BAD_IMAGE) from error
     except FileExistsError as error:
         problem = f"{name}, which it would be converted to, is there already"
         raise bad_disk(disk.entry, problem, "rename one of the two.") from error
@@ -333,6 +344,8 @@ class _Known(NamedTuple):
 class AnyDriver(Driver):
     """The driver of the VM type any, and of every list of types."""
 
+    _server_ends = False
+
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
         self._drivers: dict[str, Driver] = {}
@@ -385,6 +398,7 @@ class AnyDriver(Driver):
         return _together(_surveys(types, self._driver_for, end))
 
     def interrupt(self) -> Sequence[Machine]:
+        self._server_ends = True
         return [machine for driver in tuple(self._drivers.values()) for machine in driver.interrupt()]
 
     def close(self) -> None:
@@ -489,17 +503,26 @@ class AnyDriver(Driver):
         made: dict[str, AnyDisk] = {}
         try:
             for disk, target in known.fits[vm_type]:
-                made[disk.path] = convert(disk, target, known.job.working_dir(), self.identity, self.log, end)
+                left = partial(self._left, end)
+                made[disk.path] = convert(disk, target, known.job.working_dir(), self.identity, self.log, left)
             ad = self._changed(known, vm_type, made)
             new = {disk.original: made[disk.path] for disk in known.disks if disk.path in made}
             kept = known.earlier.images | {name: (image.name, image.format) for name, image in new.items()}
             self._store_choice(known, Choice(vm_type, kept))
-            machine = self._driver_for(vm_type).start(ad)
+            driver = self._driver_for(vm_type)
+            self._left(end)  # not before there is a driver that `interrupt` finds
+            machine = driver.start(ad)
         except BaseException:
             self._undo(known, vm_type, made)
             raise
         self.log(f"{machine.name} runs by {vm_type}, of {', '.join(known.fits)}")
         return machine
+
+    def _left(self, end: float) -> float:
+        """Return the seconds until `end`, one at least. Raises `errors.ClientFault` if the server ends."""
+        if self._server_ends:
+            raise errors.ClientFault(errors.VM_NOT_FOUND, "The server is ending: no VM is started any more.")
+        return max(1.0, end - monotonic())
 
     def _changed(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
         """Return the job for the type's driver; `made` are new images by the paths of the old ones."""

@@ -129,8 +129,8 @@ def _convert(
         needed = qemu_img.measure(source, formats[0], identity)
         job_user.require_room(os.path.dirname(target), identity, needed + SPARE)
         qemu_img.convert(source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options)
-    except qemu_img.NotInstalled as error:
-        raise errors.MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+    except qemu_img.CannotRun as error:
+        raise error.fault() from error
     except qemu_img.TooSlow as error:
         raise bad_disk(name, f"it could not be converted within {seconds:.0f} s", "send it as a flat disk.") from error
     except qemu_img.Trouble as error:

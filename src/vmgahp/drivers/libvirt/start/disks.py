@@ -40,20 +40,17 @@ from vmgahp.images.catalog import Image
 from vmgahp.images.formats import backing_chain, require_whole
 from vmgahp.images.leases import OpenImage, head
 from vmgahp.images.leases import leased as held_still
-from vmgahp.images.qemu_img import TooSlow
 from vmgahp.job import cloud_init, look, run
 from vmgahp.job.attributes import DATA_DISK, DATA_FILES, DISK_SIZE, OPTION_PREFIX, RUN, USER_DATA
 from vmgahp.job.disks import DISK, LABEL, LARGEST_FILES, NO_FILE, Disk
 from vmgahp.job.look import is_there
-from vmgahp.job.spec import JobSpec
+from vmgahp.job.spec import MOST_FILES, JobSpec
 from vmgahp.text import shown
 
 RECORD = "vm_catalog.json"
 """The file in the scratch directory that names the catalog image of each overlay."""
 FORMAT = 1
 MOST_DISKS = 1024
-MOST_FILES = 64
-"""The most files of one VM, with all backing files: libvirtd keeps them open for all VMs, and has a limit (8192)."""
 _PAST_CACHE = ("none", "directsync")
 """The cache modes of a disk for which QEMU opens its files with O_DIRECT."""
 
@@ -205,7 +202,7 @@ class Provision:
                 raise _not_granted(option, problem, "make it smaller, or raise request_disk.")
             qemu_img.enlarge(disk.path, disk.format, disk.grow, self._identity)
         except qemu_img.CannotRun as error:
-            raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+            raise error.fault() from error
         except qemu_img.Trouble as error:
             problem = f"{disk.device} cannot be enlarged ({error})"
             raise _not_granted(option, problem, "see that it is a sound image of its format.") from error
@@ -257,20 +254,14 @@ class Provision:
             except BaseException:
                 self._identity.unlink_scratch(self._directory, temporary)
                 raise
-        except qemu_img.NotInstalled as error:
-            raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+        except qemu_img.CannotRun as error:
+            raise error.fault() from error
         except qemu_img.Trouble as error:
-            raise job_user.unwritable(name, _as_of_the_system(error), self._directory, self._identity) from error
+            seen = qemu_img.as_of_the_system(error)
+            raise job_user.unwritable(name, seen, self._directory, self._identity) from error
         except OSError as error:
             raise job_user.unwritable(name, error, self._directory, self._identity) from error
         self.made.append(name)
-
-
-def _as_of_the_system(trouble: qemu_img.Trouble) -> OSError:
-    """Return an OSError for a failure of qemu-img, by the system's error text at the end of its message."""
-    said = str(trouble)
-    known = (number for number in errno.errorcode if said.endswith(os.strerror(number)))
-    return OSError(errno.ETIMEDOUT if isinstance(trouble, TooSlow) else next(known, errno.EINVAL), said)
 
 
 def _parse_record(data: bytes) -> list[_Overlay]:
