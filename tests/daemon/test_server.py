@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import jobs
 from tests.conftest import simulated_ad
 from tests.peer import DAEMON, DEADLINE, Peer, environment
 from tests.protocol.recordings import TRANSCRIPTS
@@ -27,6 +28,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.session import Call, Vm
 from vmgahp.testing.contract import until
+from vmgahp.vm_types import SIMULATED_SWITCH
 
 
 def start(peer: Peer, scratch: Path, *more: str) -> list[str]:
@@ -527,17 +529,22 @@ def test_the_ad_is_evaluated_within_the_time_of_its_start(scratch: Path, monkeyp
     assert seen[0] < made.session.start_timeout
 
 
-def test_a_start_that_waits_for_a_file_of_the_jobs_is_the_jobs_fault(scratch, monkeypatch) -> None:
-    """No deadline ends a read of a file whose lock another process holds."""
-    monkeypatch.setattr(server, "START_SHARE", 0.001)
+@pytest.mark.parametrize("place", ["vmgahp.drivers.base.type_for", "vmgahp.metrics.file.MetricsFile.add"])
+def test_a_start_that_waits_for_a_file_of_the_jobs_is_the_jobs_fault(scratch, monkeypatch, place) -> None:
+    """No deadline ends a read of a file whose lock another process holds, and no write."""
+    monkeypatch.setenv(SIMULATED_SWITCH, "1")
+    monkeypatch.setattr(server, "START_SHARE", 0.005)
     made, call = a_start(scratch)
+    made._settings = jobs.MACHINE
+    call.job = jobs.ad(jobs.BASE, scratch, JobVMType='"simulated"')
     os.mkfifo(scratch / "memory")
     with open(scratch / "memory", "r+b", buffering=0) as file:
-        monkeypatch.setattr("vmgahp.drivers.base.type_for", lambda *_: file.read(1).decode())
+        monkeypatch.setattr(place, lambda *_, **__: file.read(1).decode())
         task = Task("the START", lambda: made._start(call))
         until(lambda: call.late == errors.MISMATCHED, "it is the job's")
-        file.write(b"x")
+        file.write(bytes(99))
         assert task.wait(DEADLINE)
+        made._destroy_all()
     made._leave_directory(1)
     assert f"waited for {scratch}/memory" in (scratch / "vm_error.txt").read_text()
     made, call = a_start(scratch)

@@ -369,7 +369,7 @@ class Server:
             outcome = errors.HypervisorFault(problem, hint)
         if call.operation == lifecycle.START and isinstance(outcome, errors.Fault):
             outcome = self._explain(call, outcome)
-        if self._collector is not None:
+        if self._collector is not None and call.operation != lifecycle.START:
             self._collector.done(call, outcome, began, self._machines.get(call.vm.id))
         self._outcomes.append((call, outcome))
         self._pipes.wake()
@@ -423,10 +423,11 @@ class Server:
             pass
         from vmgahp.host import wait  # before the first reply it would cost too much
 
-        seconds, thread = START_SHARE * self.session.start_timeout, get_native_id()
+        seconds, thread, began = START_SHARE * self.session.start_timeout, get_native_id(), time.monotonic()
         with Budget(seconds), wait.overseen("the START", seconds, lambda: self._judge(call, thread)):
-            machine = self._start_job(call, call.job)
-        self._machines[call.vm.id] = machine
+            self._machines[call.vm.id] = machine = self._start_job(call, call.job)
+            assert self._collector is not None
+            self._collector.done(call, None, began, machine)  # it writes to a file of the job's
         if self._ending:
             self._destroy(machine)
 
