@@ -86,6 +86,7 @@ PLACES = {
     "drivers/libvirt/survey/__init__.py:judge_network": (1, PROBE),
     "drivers/libvirt/start/capabilities.py:require_hypervisor": (2, SETTING),
     "drivers/libvirt/start/capabilities.py:wanted_type": (1, SETTING),
+    "drivers/libvirt/life/machine.py:LibvirtMachine._restore_from": (1, LATER),
     "drivers/libvirt/start/disks.py:Provision._overlay": (1, IMAGES),
     "drivers/libvirt/survey/__init__.py:_run": (1, PROBE),
     "drivers/libvirt/survey/__init__.py:require_share": (1, PROBE),

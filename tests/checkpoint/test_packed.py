@@ -15,8 +15,8 @@ import pytest
 from tests.checkpoint.support import image, stored
 from tests.lab.programs import a_program
 from vmgahp.checkpoint.memory_image import FORMATS, Damaged, Head, inspect, substitute
-from vmgahp.checkpoint.substitute import NotPacked, Write, has_program, unpack_image
-from vmgahp.errors import JobFault
+from vmgahp.checkpoint.substitute import NotPacked, Substitute, Write, has_program, unpack_image
+from vmgahp.errors import MISMATCHED, JobFault
 from vmgahp.host import wait
 from vmgahp.host.budget import Budget
 from vmgahp.host.job_user import Identity
@@ -73,6 +73,15 @@ def test_no_more_comes_out_than_may(form: str, user: Identity) -> None:
         with pytest.raises(NotPacked, match="more than 1000000 bytes"):
             unpack_image(small.fileno(), 0, form, lambda data: out.append(len(data)), user, SECONDS, 1_000_000)
         assert sum(out) <= 1_000_000
+
+
+def test_no_reader_waits_for_what_is_not_written_before_the_deadline_of_a_start() -> None:
+    def late(_: object) -> None:
+        raise JobFault(MISMATCHED, "The START has taken too long.")
+
+    with Substitute(b"head", late) as whole:
+        twice = wait.Task("reading", lambda: [Path(whole.path).read_bytes() for _ in range(2)])
+        assert twice.wait(5)
 
 
 def test_an_error_of_who_writes_ends_the_program(user: Identity) -> None:

@@ -212,7 +212,11 @@ def test_a_guest_that_goes_on_after_a_failed_checkpoint_has_none_from_its_first_
     guest.at["run"] = lambda: seen.append(guest.its.manifest)
     with pytest.raises(errors.MachineFault):
         guest.checkpoint()
-    assert seen == [False]
+    guest.suspend()
+    with pytest.raises(errors.MachineFault):
+        guest.checkpoint()
+    guest.resume(SUSPENDED)
+    assert seen == [False, False]
 
 
 def test_a_vm_whose_directory_fails_at_its_end_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ class Substitute:
 
         def feed() -> None:
             # On an error the reader is gone, or notices the missing data: whoever restores reports it.
-            with suppress(OSError, errors.MachineFault, NotPacked), Opened(self._pipe.descriptor):
+            with suppress(OSError, errors.Fault, NotPacked), Opened(self._pipe.descriptor):
                 self._pipe.write(head * heads)
                 rest(self._pipe)
             # A process that opens it now waits for a writer, libvirtd forever. It reads the rest, and then the end.

@@ -330,19 +330,15 @@ class ManagedMachine(Machine):
             self.log(f"{self.name} cannot be asked to power off: {fault.problem} It is destroyed")
 
     def _restore(self) -> None:
-        is_checkpoint = self.state is CHECKPOINTED
-
         def before_it_runs() -> None:
             self.step("restore.made")
-            if is_checkpoint:
-                self.set_aside()
+            self.set_aside()  # a suspended VM has a manifest, too, if its CHECKPOINT has failed behind it
             self.step("restore.set_aside")
 
         try:
             self.restore(before_it_runs)
         except BaseException:
-            if is_checkpoint:
-                self.put_back()
+            self.put_back()
             raise
         self.state = RUNNING
         self._leave_luggage()

@@ -129,6 +129,19 @@ def test_a_pause_that_fails_is_none(scene: Scene) -> None:
     assert not scene.domain.resumed.acquire(timeout=0.2), "what was held before is held on"
 
 
+def test_one_that_was_stopped_waits_for_room_after_a_save_that_failed(scene: Scene) -> None:
+    room = threading.Event()
+    scene.errors.has_room, scene.domain.room = room.is_set, True
+    assert scene.errors.stop("a file system that others fill")
+    scene.errors.seen()
+    with pytest.raises(ValueError, match="no"), scene.errors.held():
+        raise ValueError("no")
+    assert not scene.over.wait(3 * pauses.SETTLED), "it stands still"
+    room.set()
+    assert scene.over.wait(DEADLINE)
+    assert scene.domain.now == RUNNING
+
+
 def test_an_error_of_which_no_event_has_told_is_found(scene: Scene) -> None:
     assert scene.errors.look()
     scene.tried()

@@ -1,5 +1,6 @@
 """How libvirt is told to write the memory of a VM, and what is kept of it."""
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from tests.checkpoint.support import image
 from tests.drivers.libvirt.support import libvirt_error
+from vmgahp import lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life import save
@@ -21,6 +23,8 @@ from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection, Watch
 from vmgahp.drivers.libvirt.start.describe import panic_model
+from vmgahp.drivers.managed import Deadlines
+from vmgahp.drivers.resources import Resources
 from vmgahp.errors import MachineFault
 from vmgahp.host import child
 from vmgahp.host.job_user import Identity
@@ -193,3 +197,54 @@ def test_a_guest_whose_libvirtd_ends_at_the_word_to_run_is_told_again(monkeypatc
     guest = LibvirtGuest("job", "uuid", "qemu", connection, lambda _: None)
     guest.begin(lambda _: domain, lambda *_: None)
     assert told == ["run", "run"]
+
+
+def test_a_checkpoint_with_the_uuid_of_a_suspended_vm_of_another_job_is_not_restarted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(save, "is_claimed", lambda uuid: uuid == "theirs")
+    monkeypatch.setattr(save, "CLAIM_WAIT", 0.1)
+    no_domain = libvirt_error(libvirt.VIR_ERR_NO_DOMAIN, 10, "no domain")
+    connection = Mock(call=Mock(side_effect=no_domain))  # for it is suspended
+    checkpoints = save.LibvirtCheckpoints(save.LIBVIRT, Identity(1, 1), connection, pytest.fail)
+    store = Mock(load=lambda: SimpleNamespace(facts={"uuid": "theirs"}))
+    monkeypatch.setattr(checkpoints, "store", lambda _spec: store)
+    monkeypatch.setattr(checkpoints, "here", lambda _type: {})
+    with pytest.raises(save.Unusable, match="another VM on this machine has its UUID"):
+        checkpoints.find(SimpleNamespace(vm=None, disks=()), "qemu")  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED])
+def saved(tmp_path: Path, request: pytest.FixtureRequest) -> LibvirtMachine:
+    """A VM whose memory was just written, by a save with an unknown outcome."""
+    guest = Mock(uuid="u", type="kvm", watch=Watch("vm"))
+    saver = save.Saver(str(tmp_path), Identity(os.geteuid(), os.getegid()), Settings({}), lambda _: None)
+    made = LibvirtMachine(guest, Resources(print), saver, Deadlines(1, 1, 1), print)
+    made.name, made.state, made.saved_xml = "vm", request.param, "<domain/>"
+    made.end_guest = made.restart_from = lambda *_: None
+    made.unsure = saver.begin(save.SUSPEND_FILE, 1024)
+    return made
+
+
+def test_a_guest_whose_memory_cannot_have_its_name_is_as_before(saved: LibvirtMachine, tmp_path: Path) -> None:
+    (tmp_path / save.SUSPEND_FILE).mkdir()
+    with pytest.raises(MachineFault, match="cannot be kept"):
+        saved._keep(saved.unsure)
+    assert saved.guest.operate.called == (saved.state is lifecycle.SOFT_SUSPENDED)
+    assert saved.unsure is None, "its outcome is known"
+
+
+def test_memory_that_cannot_be_restored_by_an_error_of_a_file_stays(saved: LibvirtMachine, tmp_path: Path) -> None:
+    (tmp_path / save.SUSPEND_FILE).mkdir()
+    saved.restart_from = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    saved._keep(saved.unsure)
+    assert (tmp_path / saved.image).exists()
+
+
+def test_the_image_of_a_save_with_unknown_outcome_is_closed_before_the_next(saved: LibvirtMachine) -> None:
+    saved.guest.call.return_value = [0]
+    saved.guest.operate.return_value = ([3, 1024, 1024, 1, 10**9], "<domain/>", "<domain/>")
+    saved.pid, saved._write = lambda: 1, lambda *_, **__: None
+    before = len(os.listdir("/proc/self/fd"))
+    saved.save(lifecycle.SUSPEND)
+    assert len(os.listdir("/proc/self/fd")) == before - 1

@@ -269,6 +269,8 @@ class LibvirtMachine(ManagedMachine):
 
     def save(self, operation: str) -> None:
         self.require_saving()
+        if self.unsure is not None:
+            self._settle()  # which closes the image of an earlier attempt, if the guest runs on
         # Ask libvirtd for the XML, since the one in the file may have been changed by then.
         whole = libvirt.VIR_DOMAIN_XML_MIGRATABLE
         secrets = libvirt.VIR_DOMAIN_XML_SECURE | whole
@@ -399,12 +401,14 @@ class LibvirtMachine(ManagedMachine):
                 self.log(f"{self.name} cannot run on ({fault.problem}), nor its memory be called {name}: {error}")
                 name = image.leave()
             else:
+                if self.state is lifecycle.SOFT_SUSPENDED:
+                    self.pause()
                 raise self.saver.fault(f"{name} cannot be kept in {self.saver.directory}: {error}") from error
         finally:
             image.close()
+            self.unsure = None
         self.image = name
         self._last_report = None
-        self.unsure = None
         self.usage.carry()
         self.log(f"{self.name} is saved in {name}")
 
@@ -421,6 +425,9 @@ class LibvirtMachine(ManagedMachine):
             self.end_guest()
             if isinstance(error, libvirt.libvirtError):
                 raise self._fault(error, "restoring", began) from error
+            if isinstance(error, OSError):
+                problem = f"{self.name} cannot be restored: {error}."
+                raise errors.HypervisorFault(problem, "see what is scarce, and which file system fails.") from error
             raise
 
     def restart_from(self, descriptor: int, xml: str, check: Check) -> None:

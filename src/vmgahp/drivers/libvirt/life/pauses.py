@@ -108,8 +108,9 @@ class IoErrors:
         try:
             yield
         except BaseException:
-            if not before:
-                self.let_go()
+            with self._changed:  # one that was stopped still is
+                self._held = before
+                self._changed.notify_all()
             raise
 
     def let_go(self) -> None:

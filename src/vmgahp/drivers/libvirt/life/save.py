@@ -30,7 +30,9 @@ from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, disks
 from vmgahp.drivers.surveyor import Logger
+from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
+from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
 
@@ -39,6 +41,8 @@ ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 """The factor and the extra bytes for devices by which an image may exceed the guest's memory."""
 RESTORE_SHARE = 2 / 3
 """The share of the client's timeout for a restore: the rest is for a guest that boots afresh in a START."""
+CLAIM_WAIT = 10.0
+"""The most seconds that a restart waits for the claim of the server from which the checkpoint comes."""
 FORMAT_SETTING = "VM_MEMORY_IMAGE_FORMAT"
 QEMU_CONF = "/etc/libvirt/qemu.conf"
 """The file in which the administrator sets libvirt's image format, used without `FORMAT_SETTING`."""
@@ -360,6 +364,9 @@ class LibvirtCheckpoints:
             return None
         store.check(saved, store.now(spec.vm, self.here(domain_type)), disk_refs(spec.disks))
         uuid = saved.facts["uuid"]
+        # libvirt knows no domain of a VM that is suspended; the server from which this one comes may end just now.
+        if not wait.until(lambda: not is_claimed(uuid), CLAIM_WAIT, 0.1):
+            raise Unusable(f"another VM on this machine has its UUID, {uuid}", True)
         try:
             self._connection.call(lambda connection: connection.lookupByUUIDString(uuid))
         except libvirt.libvirtError as error:
