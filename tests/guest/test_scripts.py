@@ -85,6 +85,9 @@ def test_what_the_program_leaves_behind_is_ended(machine: Machine) -> None:
     assert ran.left == []
     ran = machine.run(RunJob("exit 4", settings={"RUN_TIME_LIMIT": "999"}))
     assert ran.said[-3:] == ["ended exit 4", f"outputs {ran.sizes[0]}", "off"]
+    saves = "trap 'exit 0' TERM; while :; do sleep 0.1; done"  # which is no success, after which outputs must be there
+    ran = machine.run(RunJob(saves, outputs=["results"], settings={"RUN_TIME_LIMIT": "1"}))
+    assert ran.said[-3:] == ["ended limit", f"outputs {ran.sizes[0]}", "off"]
 
 
 def test_the_program_is_an_ordinary_user_or_root(machine: Machine) -> None:

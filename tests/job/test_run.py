@@ -22,7 +22,7 @@ def test_a_program_and_nothing_else() -> None:
     assert run(QDate="1700000000") == Run(
         command="python3 fit.py 17", inputs=None, outputs=None, as_root=False, time_limit=0, boot_timeout=600,
         boot="cloud-init", environment=(), stdout="vm_stdout", stderr="vm_stderr", job="alice_example.org_17.0",
-        when=1700000000,
+        when=1700000000, beside=("vm_stdout", "vm_stderr", ""),
     )  # fmt: skip
 
 
@@ -31,12 +31,13 @@ def test_all_that_can_be_said_of_it() -> None:
         VMPARAM_vm_Run_Inputs='"data/, fit.py,data"', VMPARAM_vm_Run_Outputs='"results/*.csv, -x"',
         VMPARAM_vm_Run_As_Root="true", VMPARAM_vm_Run_Time_Limit="3600", VMPARAM_vm_Run_Boot_Timeout="60",
         VM_ATTR_run_boot='"Ready"', Environment="\"B=x' 'y A=1\"", Out='"_condor_stdout"', Err='"_condor_stderr"',
+        UserLog='"/home/fit.log"', OrigIwd='"/home"',
     )  # fmt: skip
     assert found.inputs == ("data", "fit.py")
     assert found.outputs == ("results/*.csv", "-x")
     assert (found.as_root, found.time_limit, found.boot_timeout, found.boot) == (True, 3600, 60, "ready")
     assert found.environment == (("A", "1"), ("B", "x y"))
-    assert (found.stdout, found.stderr) == ("_condor_stdout", "_condor_stderr")
+    assert (found.stdout, found.stderr, "fit.log") == ("_condor_stdout", "_condor_stderr", found.beside[2])
 
 
 def test_nothing_in_and_out_and_the_machines_own_boot_timeout() -> None:

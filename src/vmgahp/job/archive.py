@@ -192,6 +192,8 @@ class Allowed(NamedTuple):
     """The number of files, directories and links."""
     kept: int = 0
     """The bytes of the file system that they leave free, whatever else is written there meanwhile."""
+    beside: Sequence[str] = ()
+    """The files of the job's that come home to the same place."""
 
 
 class Unpacked(NamedTuple):
@@ -314,7 +316,7 @@ class _Outputs:
         if not path:  # the directory itself
             return
         try:
-            if is_reserved(path):
+            if is_reserved(path) or path in self._allowed.beside:
                 raise _LeftOut("a name of HTCondor's or of the server's")
             said = os.fsencode(path)
             is_asked_for = (

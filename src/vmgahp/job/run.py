@@ -108,6 +108,8 @@ class Run(NamedTuple):
     """The job's name in the pool: the same at every start of the job, and unique."""
     when: int
     """The timestamp of everything on the drive, in seconds since 1970: the same at every start of the job."""
+    beside: tuple[str, ...] = ()
+    """The files that HTCondor writes where the outputs go: no output can have such a name."""
     waits: bool = False
     """True for a guest of no job, which is saved when it has booted (`vmgahp.drivers.libvirt.program.warm`)."""
 
@@ -131,6 +133,7 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
     boot = (options.string("Run_Boot") or CLOUD_INIT).lower()
     if boot not in BOOTS:
         raise options.refused("Run_Boot", "there is no such way to begin", f"write one of {', '.join(BOOTS)}.")
+    stdout, stderr = _file(options, ad, "Out", STDOUT), _file(options, ad, "Err", STDERR)
     return Run(
         command=command,
         inputs=_inputs(options),
@@ -140,8 +143,9 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
         boot_timeout=options.integer("Run_Boot_Timeout", LONGEST_TIME) or settings.integer("VM_RUN_BOOT_TIMEOUT"),
         boot=boot,
         environment=tuple(sorted(environment.items())),
-        stdout=_file(options, ad, "Out", STDOUT),
-        stderr=_file(options, ad, "Err", STDERR),
+        stdout=stdout,
+        stderr=stderr,
+        beside=(stdout, stderr, (ad.string("UserLog") or "").removeprefix(f"{ad.string('OrigIwd')}/")),
         job=ad.string("GlobalJobId") or ad.vm_name(),
         when=max(ad.integer("QDate") or 0, 0),
     )

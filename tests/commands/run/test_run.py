@@ -215,6 +215,25 @@ def test_a_disk_that_grows_has_room_beside_the_inputs(home, dry) -> None:
     assert "request_disk" not in dry("--input", "data/")
 
 
+def test_an_input_may_have_a_dollar_sign(home, dry) -> None:
+    (home / "a$b.txt").write_text("")
+    assert dry("--input", "a$b.txt").expand("transfer_input_files") == "a$b.txt"
+
+
+def test_the_log_is_that_of_the_submit_file(home, capsys) -> None:
+    assert main(told("--json", "--append", "log = my.log")) == 0
+    assert json.loads(capsys.readouterr().out)["log"] == "my.log"
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+def test_a_dry_run_prints_what_is_written(home, dry) -> None:
+    subprocess.run(["qemu-img", "create", "-q", "-f", "vhdx", "d.vhdx", "8M"], check=True, timeout=60)
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "my d.qcow2", "8M"], check=True, timeout=60)
+    assert dry("--image", "d.vhdx")["vm_disk"] == "d.qcow2:vda:w:qcow2"
+    assert dry("--image", "my d.qcow2", "--convert")["vm_disk"] == "my_d.qcow2:vda:w:qcow2"
+
+
 def test_what_is_elsewhere_has_its_full_path(home, dry, monkeypatch) -> None:
     (home / "sub").mkdir()
     assert dry("--input", "data", "--submit-file", "sub/fit.sub")["transfer_input_files"] == f"{home}/data"
@@ -396,6 +415,8 @@ def test_an_image_that_was_unpacked_stays_with_its_submit_file(home, capsys, mon
         (("--output", "a/../../x"), ["--output 'a/../../x'", "not in the directory"]),
         (("--output", "a,b"), ["--output 'a,b'", "pattern"]),
         (("--output", "$(Process)"), ["--output '$(Process)'"]),
+        (("--input", "part-$(Process)"), ["--input 'part-$(Process)'", "--macros"]),
+        *((("--output", f"./python3.{end}"), [f"python3.{end}", "--name"]) for end in ("out", "err", "log")),
         (("--env", "1A=2"), ["--env '1A=2'", "NAME=VALUE"]),
         (("--env", "NOT_THERE_AT_ALL"), ["--env NOT_THERE_AT_ALL", "NOT_THERE_AT_ALL=VALUE"]),
         (("--user-data", "fit.py"), ["fit.py", "#cloud-config"]),

@@ -59,6 +59,13 @@ def test_a_format_is_seen_in_the_content(home, disk, form, options, taken, name)
         assert subprocess.run(compare, capture_output=True, check=False).returncode == 0
 
 
+def test_no_submit_file_takes_the_place_of_an_image_that_is_converted(home, refused):
+    samples.image(home / "image.vdi", "vdi", "-o", "size=1114112")
+    before = (home / "image.vdi").read_bytes()
+    assert "is read" in refused("disk", "image.vdi", *MEMORY, "--convert", "--force", "-o", "image.vdi")
+    assert (home / "image.vdi").read_bytes() == before
+
+
 def test_a_cdrom_is_seen_in_its_name_or_content(home, disk):
     (home / "cd.img").write_bytes(bytes(32769) + b"CD001" + bytes(4096))
     entry, said = disk("disk.qcow2", "cd.img", "seed.iso")

@@ -22,7 +22,7 @@ from vmgahp.job.exit_code import CRASHED, DESTROYED, GONE, POWERED_OFF, Ending, 
 from vmgahp.job.scratch_files import OutputDirectory
 
 BOOT, LIMIT = 600, 60
-RUN = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT, outputs=None)
+RUN = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT, outputs=None, beside=())
 
 
 class Machine:

@@ -34,6 +34,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--checkpoint", action="store_true", help="let the program go on elsewhere when the job has to leave a machine")
     add("--firmware", choices=("uefi", "uefi-secure"), default="", help="default: BIOS")
     add("--format", default="", help="the image's format, where name and content do not say it")
+    add("--convert", action="store_true", help="convert the image to qcow2, an overlay with its backing files")
     add_type(command, "", "the VM type of the machines (default: kvm)")
     add("--as-root", action="store_true", help="run the program as the guest's root, and not as an ordinary user")
     add("--boot", choices=("cloud-init", "ready"), default="cloud-init", help="ready: the image has the agent")
@@ -50,7 +51,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="with --dry-run: print cloud-init's user data, too")
     add("--submit", action="store_true", help="submit it, if a machine of the pool has its image and its memory")
     add_json(command, "print what came of it as one JSON object")
-    command.set_defaults(run=run, module="run.job", convert=False, shared=False)
+    command.set_defaults(run=run, module="run.job", shared=False)
     tell(
         command,
         examples=[

@@ -96,11 +96,13 @@ def listed_inputs(options: argparse.Namespace, names: set[str], summary: Summary
             problem = f"--input {text!a}: two files of the job are called {name}."
             raise SubmitError(problem, "rename one, or put them in directories.")
         names.add(name)
+        if not options.macros and MACRO.search(entry):
+            raise SubmitError(f"--input {text!a} has a macro of HTCondor's.", "say --macros, or rename it.")
         if "://" not in entry and not (options.macros and MACRO.search(entry)):  # HTCondor knows what macros stand for
             require_inputs(f"--input {text!a}", entry)
             if os.path.isdir(entry):
                 _require_whole(f"--input {text!a}", entry, summary)
-        yield _below(entry, options) if options.macros else _below(entry, options).replace("$", "$(DOLLAR)")
+        yield _below(entry, options)
 
 
 def _below(path: str, options: argparse.Namespace) -> str:
@@ -253,7 +255,8 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     names = {root.name or os.path.basename(root.path)} - {""}
     made.inputs = list(listed_inputs(options, names, summary))
     for name in (f"{made.name}.{end}" for end in ("log", "out", "err")):
-        if name in {os.path.basename(path) for path in (*options.input, options.user_data or "")}:
+        taken = {os.path.basename(path) for path in (*options.input, options.user_data or "")}
+        if name in taken.union(map(os.path.normpath, options.output or ())):
             problem = f"{name} is a file of the job's, and would be written by HTCondor."
             raise SubmitError(problem, "say --name for another name of the job.")
     warn_of_words(options, summary)
@@ -375,16 +378,15 @@ def run(options: argparse.Namespace) -> int:
     try:
         options.dir = os.path.abspath(options.dir or ".")
         made = conversion.read(options, summary)
-        if not options.dry_run:
-            conversion.bring_images(options, made, summary)
+        conversion.bring_images(options, made, summary)
         text = conversion.written(options, made, summary)
         if options.dry_run:
             came["text"] = text
-            summary.unmake()  # an image was unpacked, to look at it
+            summary.unmake()  # an image was unpacked or converted, to look at it
         else:
             if options.submit and not options.force:
                 _require_machine(options, made, summary)
-            came |= {"submit_file": _written(options, made, text, summary), "log": f"{made.name}.log"}
+            came |= {"submit_file": _written(options, made, text, summary), "log": conversion.commands_of(text)["log"]}
             if options.submit:
                 came["job"] = _submit(made, text, came["submit_file"])
     except BaseException as error:

@@ -457,6 +457,9 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     made = read(options, summary)
     if made.own_disks and options.convert:
         raise SubmitError("--as-is leaves the disks as they are, and --convert does not.", "keep one of them.")
+    _claim_output(
+        options, made, summary
+    )  # before images are converted, which then take the place of those that are read
     in_vain = summary.losses and not options.lax  # converting images may take hours
     if not (options.shared or made.own_disks or in_vain):
         bring_images(options, made, summary)
@@ -464,11 +467,16 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     if (lost := summary.losses) and not options.lax:
         things = "1 thing is" if lost == 1 else f"{lost} things are"
         raise SubmitError(f"{things} left out, so nothing is written; --lax writes the submit file all the same.")
-    output = options.output or f"{made.name}.sub"
+    return text, _claim_output(options, made, summary)
+
+
+def _claim_output(options: argparse.Namespace, made: Guest, summary: Summary) -> str:
+    """Return the name of the submit file, which replaces nothing that is read. Raises `SubmitError`."""
+    output: str = options.output or f"{made.name}.sub"
     if output != "-":
         summary.sources |= {os.path.realpath(path) for path in (*made.files, *(disk.path for disk in made.disks))}
         images.free(output, summary, force=options.force)
-    return text, output
+    return output
 
 
 def read(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -529,7 +537,8 @@ def bring_images(options: argparse.Namespace, made: Guest, summary: Summary) -> 
     for disk in made.disks:
         if disk.url or disk.image:
             continue
-        asked = options.convert and disk.format not in ("qcow2", "iso") and disk.bus != "floppy"
+        is_good = disk.format == "iso" or (disk.format == "qcow2" and bool(_FILE.fullmatch(disk.path)))
+        asked = options.convert and not is_good and disk.bus != "floppy"
         reason = images.check(disk, summary, flatten=options.convert)
         if reason or asked:
             before = [disk.path, *disk.files]

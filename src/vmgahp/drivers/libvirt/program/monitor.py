@@ -410,7 +410,7 @@ class ProgramMonitor:
         if not all_inodes:  # a file system without a fixed number of them
             inodes = left // ENTRY
         names = ("*",) if self._program.outputs is None else self._program.outputs
-        return Allowed(names, left, max(inodes, 0), self._kept)
+        return Allowed(names, left, max(inodes, 0), self._kept, self._program.beside)
 
     # Results
 
