@@ -14,6 +14,7 @@ from vmgahp.config import SETTINGS, Settings, load, sources
 from vmgahp.config.check import ELSEWHERE
 from vmgahp.config.table import Setting
 from vmgahp.errors import MachineFault
+from vmgahp.host.run import run
 
 EXAMPLE = REPOSITORY / "config" / "vmgahp.conf.example"
 
@@ -165,6 +166,9 @@ def test_what_settings_come_to():
     assert Settings().call_timeout() == 30
     assert Settings({"VM_GAHP_REQ_TIMEOUT": "200"}).call_timeout() == 20
     assert Settings({"VM_GAHP_REQ_TIMEOUT": "3"}).call_timeout() == 1
+    for_ever = Settings({"VM_GAHP_REQ_TIMEOUT": "99999999", "VM_STOP_TIMEOUT": "99999999"})
+    assert run(["true"], deadline=for_ever.call_timeout()).status == 0
+    assert run(["true"], deadline=for_ever.integer("VM_STOP_TIMEOUT")).status == 0
 
 
 # --- a file

@@ -139,7 +139,9 @@ def memory(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:([kmgt])i?b?)?", text, re.ASCII | re.IGNORECASE)
     if not found or not float(found[1]):
         raise UsageError(f"{text!a} is not a valid memory size. Give MiB (2048) or a unit (4G).")
-    return math.ceil(float(found[1]) * units[(found[2] or "").lower()])
+    if (mib := math.ceil(float(found[1]) * units[(found[2] or "").lower()])) > 1 << 24:  # as in the catalog of images
+        raise UsageError(f"{text!a} is more than a VM can have.")
+    return mib
 
 
 def whole(most: int, wrong: str) -> Callable[[str], int]:

@@ -254,8 +254,8 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, path: 
     extra = {name.upper(): value for name, value in options.set}
     for name, value in extra.items():
         _require_plain(name, value or "-")
-        if name in (TYPE, MEMORY) and not value:
-            raise UsageError(f"{name} cannot be taken out: HTCondor offers no VMs without it.")
+        if name in BY_OPTIONS:
+            raise UsageError(f"{name} is set by --type, --memory, --network or --emulation.")
     found = {SERVER: condor.our_launcher()}
 
     def choose(given: str, question: str, suggested: str, read: Callable[[str], dict[str, str]]) -> None:
@@ -333,7 +333,7 @@ def _words(found: Values) -> list[str]:
 def _is_known(name: str) -> bool:
     """Return True for a setting of this daemon or for VMs; a directory of VM_SHARE_DIRS makes one of its own."""
     with suppress(KeyError):
-        return name in KNOWN or bool(setting_of(name))
+        return name in KNOWN or (bool(setting_of(name)) and name.isascii() and name.isidentifier())
     return False
 
 

@@ -15,6 +15,8 @@ __all__ = ["BY_NAME", "SETTINGS", "Setting", "Settings", "load"]
 
 TRUE_WORDS = ("true", "1", "yes", "t")
 FALSE_WORDS = ("false", "0", "no", "f")
+LONGEST_TIME = 1 << 21
+"""The most seconds of a setting: poll(2) cannot wait for 2**31 ms."""
 NETWORKING_TYPES = ("nat", "bridge", "user")
 
 
@@ -79,7 +81,7 @@ class Settings:
             value = self._evaluate(name, text)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
             raise self._bad(name, "a whole number that is not negative")
-        return int(value)
+        return min(int(value), LONGEST_TIME) if setting_of(name).unit == "seconds" else int(value)
 
     def boolean(self, name: str) -> bool:
         """Return a setting as a boolean; it may be a ClassAd expression."""

@@ -232,6 +232,9 @@ def elsewhere(entries: Entries) -> list[Finding]:
         setting = ELSEWHERE_BY_NAME.get(entry.name)
         if setting is None or setting.kind != "integer" or entry.is_default:
             continue
+        if entry.value.isidentifier():
+            seen = f"{entry.name} = {entry.value} ({entry.where}) is not a whole number."
+            found.append(Finding(CHECK, OFF, LOOKED_AT, seen, f"set it to {setting.least} or more, or take it out."))
         if entry.value.isdecimal() and int(entry.value[:19]) < setting.least:
             seen = f"{entry.name} = {entry.value} ({entry.where}) is less than {setting.least}, which HTCondor takes."
             found.append(Finding(CHECK, OFF, LOOKED_AT, seen, f"set it to {setting.least} or more."))

@@ -17,11 +17,15 @@ from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 __all__ = ["ad", "pool"]
 
 
-def test_the_directory_of_the_file_is_the_scratch_directory_and_its_first_ad_counts(ad: Ad) -> None:
+def test_the_directory_of_the_file_is_the_scratch_directory_and_its_first_ad_counts(
+    ad: Ad, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert dry_run.read(ad.write()).working_dir() == str(ad.directory)
     assert dry_run.read(ad.write('VM_WORKING_DIR = "/elsewhere"')).working_dir() == "/elsewhere"
     ad.path.write_text("\n-- Schedd: lab\nClusterId = 1\n\nClusterId = 2\n")
     assert dry_run.read(str(ad.path)).integer("ClusterId") == 1
+    monkeypatch.setenv("HOME", str(ad.directory))
+    assert dry_run.read(f"~/{ad.path.name}").working_dir() == str(ad.directory)
 
 
 def test_an_ad_may_come_from_a_pipe_that_takes_its_time(ad: Ad) -> None:

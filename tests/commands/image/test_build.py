@@ -1,5 +1,6 @@
 """What ``vmgahp image build`` refuses, and what it leaves of itself; `test_boot` boots what it makes."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import jobs
 from tests.commands.image.support import Place, place
 from tests.commands.support import absent
+from tests.images.support import write
+from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.image import build
 
 __all__ = ["place"]
@@ -48,6 +52,20 @@ def test_root_makes_none_where_others_could_lead_it_elsewhere(place: Place, tmp_
     said = place.refused("build", "debian-12", "-o", str(theirs / "a.qcow2"))
     assert f"{theirs}, which belongs to user id 65534" in said
     assert list(theirs.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_link_of_a_users_leads_root_to_nothing_that_an_image_would_show(scratch: Path, tmp_path: Path) -> None:
+    (scratch / "link").symlink_to(write(tmp_path / "secret", b"secret"))
+    jobs.own(scratch, write(scratch / "own", b"own"))
+
+    def copy(name: str) -> None:
+        options = argparse.Namespace(copy=[(str(scratch / name), "tool")], name="debian-12")
+        build._Build(options, str(tmp_path), str(tmp_path))._write_ours()
+
+    copy("own")
+    with pytest.raises(NotDone, match="which other users can change"):
+        copy("link")
 
 
 def test_what_is_missing_is_named_with_packages(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tests.commands.image.support import RAW, Place, Server, place, server, sha2
 from tests.images.support import write
 from vmgahp import cli
 from vmgahp.commands.arguments import NotDone
-from vmgahp.commands.image import store
+from vmgahp.commands.image import fetch, store
 from vmgahp.images import catalog
 
 __all__ = ["place", "pool", "server"]
@@ -55,9 +55,21 @@ def raw(tmp_path: Path) -> str:
 
 
 def test_a_memory_that_no_vm_has_is_refused_before_anything_is_fetched(place: Place, raw: str) -> None:
-    for least in ("-1", "0", "lots"):
+    for least in ("-1", "0", "lots", "100T"):
         assert "--min-memory" in place.image("add", "mine", raw, f"--min-memory={least}").err
+    for text in ("caf\udce9", 6000 * "x"):
+        assert "--description" in place.refused("add", "mine", raw, "--description", text, status=2)
     assert place.names() == []
+
+
+def test_a_file_whose_name_is_no_text_is_added(place: Place, tmp_path: Path) -> None:
+    assert place.image("add", "mine", str(write(tmp_path / os.fsdecode(b"caf\xe9.raw"), RAW))).status == 0
+    assert str(entry(place, "mine")["source"]).endswith("caf\\udce9.raw")
+
+
+def test_a_catalog_without_room_is_told_and_not_the_source(raw: str) -> None:
+    with open("/dev/full", "wb") as full, pytest.raises(NotDone, match="there is no room for a copy of"):
+        fetch.bring(raw, full, fetch.Voucher(), lambda _: None)
 
 
 def test_a_file_is_copied_with_its_digests_and_where_it_was(place: Place, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_shared_directory_stays_and_a_setting_of_another_release_goes(machine:
 
 
 def test_a_wrong_answer_is_asked_again(machine: Machine) -> None:
-    with terminal("kvn\nsimulated\nmuch\n99999G\n64\nnatt\nnone\ny\n") as stdin:
+    with terminal("kvn\nsimulated\nmuch\n9999G\n64\nnatt\nnone\ny\n") as stdin:
         done = machine.run(stdin=stdin)
     assert done.status == 0, done.out
     sentences = ("did you mean kvm?", "'much'", "more than this machine has", "did you mean nat?")
@@ -289,11 +289,16 @@ def test_it_takes_its_own_file_back_and_restarts_when_told_to(machine: Machine) 
         (("--network", "natt"), "did you mean nat?"),
         (("--network", "bridge"), "VM_NETWORKING_BRIDGE_INTERFACE is not set"),
         (("--network", "user"), "VM_ALLOW_HOST_LOOPBACK"),
-        (("--memory", "99999G"), "more than this machine has"),
+        (("--memory", "9999G"), "more than this machine has"),
         (("--memory", "much"), "'much'"),
         (("--type", "kvn"), "did you mean kvm?"),
         (("--type", ","), "names no VM type"),
-        (("--set", "VM_MEMORY="), "VM_MEMORY cannot be taken out"),
+        (("--memory", "99999G"), "more than a VM can have"),
+        (("--set", "VM_MEMORY=4*16"), "VM_MEMORY is set by --type"),
+        (("--set", "VM_ALLOW_EMULATION=true"), "VM_ALLOW_EMULATION is set by --type"),
+        (("--set", "VM_SHARE_DIR_A B=/srv"), "VM_SHARE_DIR_A B"),
+        (("--set", "VM_SHARE_DIR_é=/srv"), "VM_SHARE_DIR_"),
+        (("--set", "VM_MAX_NUMBER=two"), "VM_MAX_NUMBER = two"),
         (("--type", "kvm,any"), "any alone"),
     ],
 )

@@ -41,7 +41,7 @@ class Trial:
 def read(path: str) -> JobAd:
     """Read the first ad of a file, whose directory is the scratch one if the ad names none. Raises `ClientFault`."""
     # The first VM_WORKING_DIR counts.
-    beside = ("VM_WORKING_DIR", quote(os.path.dirname(os.path.realpath(path))))
+    beside = ("VM_WORKING_DIR", quote(os.path.dirname(os.path.realpath(os.path.expanduser(path)))))
     return JobAd([*parse_ad(read_ad_file(path)), beside])
 
 

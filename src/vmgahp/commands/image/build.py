@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.image import SUITES, say
+from vmgahp.commands.image.fetch import open_local
 from vmgahp.host import trust
 from vmgahp.host.guardian import SAFE_PATH
 from vmgahp.host.run import INTERRUPTING, plain_environment, run, which
@@ -210,7 +211,7 @@ class _Build:
             link.type, link.linkname = tarfile.SYMTYPE, "../run/systemd/resolve/stub-resolv.conf"
             archive.addfile(link)
             for source, name in self.image.copy:
-                with open(source, "rb") as file:
+                with open_local(os.path.abspath(source)) as file:
                     about = archive.gettarinfo(arcname=name, fileobj=file)
                     about.uid = about.gid = 0
                     about.uname = about.gname = ""

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import errno
 import hashlib
 import http.client
 import os
@@ -12,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader
 from time import monotonic
 from typing import IO, NamedTuple
 from urllib.parse import urljoin, urlsplit
@@ -121,7 +122,7 @@ def _opened(source: str) -> Iterator[tuple[BufferedIOBase, int]]:
     """Open a source, and yield it with its length; -1 if that is unknown. Raises `NotDone`, also for later errors."""
     try:
         if not is_url(source):
-            with _open_local(os.path.abspath(source)) as file:
+            with open_local(os.path.abspath(source)) as file:
                 yield file, os.fstat(file.fileno()).st_size
             return
         opener = urllib.request.build_opener(_Redirects)
@@ -132,10 +133,12 @@ def _opened(source: str) -> Iterator[tuple[BufferedIOBase, int]]:
         raise NotDone(f"{source}: the server says {error.code} {error.reason}.") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # reading never fails so
+            raise NotDone(f"there is no room for a copy of {source}: {why}; free some beside the catalog.") from error
         raise NotDone(f"{source}: {why}.") from error
 
 
-def _open_local(path: str) -> BufferedIOBase:
+def open_local(path: str) -> BufferedReader:
     """Open a file, with the rights of another user who can change what leads to it. Raises `NotDone` and OSError.
 
     A link of that user's may lead to what only root may read, and everybody can read the copy.

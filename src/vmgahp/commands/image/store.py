@@ -336,7 +336,8 @@ def _bring_in(path: str, new: _New) -> None:
 def _table(new: _New, said: str, target: str, digests: dict[str, str]) -> dict[str, str | int]:
     table: dict[str, str | int] = {"path": os.path.basename(target), "format": said}
     table |= {"description": new.description, "min_memory": new.min_memory, **digests}
-    table |= {"source": redact(new.source), "added": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    source = redact(new.source).encode(errors="backslashreplace").decode()  # a file's name need not be UTF-8
+    table |= {"source": source, "added": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     return {key: value for key, value in table.items() if value}
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import re
+import select
 import sys
 import termios
 import threading
@@ -350,8 +351,10 @@ def _live(node: Node, console: Console, interval: float) -> None:
         before = termios.tcgetattr(terminal)
         tty.setcbreak(terminal)
         try:
-            while os.read(terminal, 1) not in (b"q", b"Q", b"\x04", b""):
-                pass
+            key = b" "
+            while key not in b"qQ\x04":
+                # A Control-C just before a call does not end the call: look again.
+                key = os.read(terminal, 1) if select.select([terminal], [], [], 1.0)[0] else b" "
         finally:
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
