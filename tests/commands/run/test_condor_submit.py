@@ -47,9 +47,8 @@ def test_each_job_of_many_has_its_own(namespace: Namespace, monkeypatch: pytest.
     assert str(first.string("Iwd")).endswith("/fit.0")
     assert str(second.string("Iwd")).endswith("/fit.1")
     assert [first.string(name) for name in ("Out", "Err", "TransferOutput")] == ["fit.out", "fit.err", "vm_outputs/"]
-    assert [first.boolean(name) for name in ("StreamOut", "TransferOut", "StreamErr", "TransferErr")] == [
-        *(False, True, False, True)
-    ]
+    flags = [first.boolean(name) for name in ("StreamOut", "TransferOut", "StreamErr", "TransferErr")]
+    assert flags == [False, True, False, True]
 
 
 def test_retries_are_for_a_program_that_fails(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,8 +168,9 @@ def assert_in_a_guest(job: NodeJob, name: str, *, booted: bool) -> None:
 
 
 def test_programs_run_in_guests_that_boot_until_the_machine_has_one_that_has_booted(machine: Node) -> None:
-    for name in ("first", "second"):
-        assert_in_a_guest(program(machine, name, "echo in a guest; exit 3"), name, booted=True)
+    if "VM_Images_Warm" not in machine.machine():  # as it is after a first attempt
+        for name in ("first", "second"):
+            assert_in_a_guest(program(machine, name, "echo in a guest; exit 3"), name, booted=True)
     machine.wait_until("a guest that has booted", lambda: machine.machine().get("VM_Images_Warm") == "small", 4 * TIME)
     job = program(machine, "third", "echo in a guest; sleep 60; exit 3")  # it is seen while it runs
     assert_in_a_guest(job, "third", booted=False)

@@ -42,8 +42,8 @@ from vmgahp.job.disks import Disk
 from vmgahp.job.look import is_there
 from vmgahp.job.run import guest_file
 
-WAKE_SECONDS = 30.0
-"""Seconds for a restored guest to answer."""
+WAKE_SECONDS = 60.0
+"""Seconds for a restored guest to answer; an emulated one on an emulated machine takes about 30."""
 IMAGES_SETTING = "VM_WARM_IMAGES"
 _SEEN, _MOST_SEEN = ".seen-", 200
 """The prefix of the files that count cold starts, a byte for each, by the name of the template; and their number."""
